@@ -48,8 +48,7 @@ from items import NFRAMES, ROOT, VIDEOS
 from rewardfleet_server.system.threads import usable_cores
 from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video, video_cost
 from rewardfleet_server.video.judges.vlm import VideoPart
-from rewardfleet_server.video.judges.vlm.checkpoint import read_config
-from rewardfleet_server.video.judges.vlm.geometry import QwenGeometry, read_geometry
+from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint, QwenGeometry, read_config
 from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo
 from rewardfleet_server.video.judges.vlm.settings import ModelSettings
 from rewardfleet_server.video.prompts import PERCENTAGE
@@ -278,7 +277,7 @@ def engine_input(tokenizer: Any, video: VideoPart, text: str) -> dict[str, Any]:
 
 
 def geometry_of(model: Path) -> QwenGeometry:
-    return read_geometry(read_config(str(model)), ModelSettings(model_path=str(model)))
+    return Checkpoint(read_config(str(model)), ModelSettings(model_path=str(model))).geometry
 
 
 def decoded(clip: Path) -> Clip:

@@ -1,5 +1,6 @@
 """Real engines with tiny random checkpoints, behind real servers in separate processes."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,6 +16,10 @@ import pytest
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.up.settings import free_port
 from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video
+from rewardfleet_server.video.judges import DeferredJudge
+from rewardfleet_server.video.judges.loading import find_judge
+from rewardfleet_server.video.judges.vlm.judge import VlmJudge
+from rewardfleet_server.video.settings import VideoSettings
 
 from ..running import own_environment, running
 from ..server.processes import descendants
@@ -31,13 +36,32 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 
-#: The environment of an engine within the process of a test.
-IN_PROCESS = {
-    "REWARDFLEET_ENGINE_PROCESS": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-}
+
+@pytest.fixture(scope="module")
+def in_process() -> Iterator[None]:
+    """Set the environment of an engine within the process of a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("REWARDFLEET_ENGINE_PROCESS", "VLLM_NO_USAGE_STATS", "VLLM_CPU_KVCACHE_SPACE"):
+            patch.setenv(name, "1")
+        patch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        yield
+
+
+def load_judge(name: str, folder: Path, *own: str, **more: object) -> VlmJudge:
+    """Return a judge with these settings of its own and of the service, in this process."""
+    settings = VideoSettings(backend=[name], model_path=str(folder), set=[*own], **more)
+    deferred = find_judge(name, settings)
+    assert isinstance(deferred, DeferredJudge)
+    judge = deferred.load()
+    assert isinstance(judge, VlmJudge)
+    return judge
+
+
+def count_passes(engine: Any) -> list[int]:
+    """Return a list that gets an item for each forward pass of the model from now on."""
+    passes: list[int] = []
+    engine._model.register_forward_pre_hook(lambda *_: passes.append(1))
+    return passes
 
 
 @pytest.fixture(scope="session")
@@ -132,10 +156,7 @@ class RunningService:
 
 def in_flight(url: str) -> float:
     metrics = httpx.get(f"{url}/metrics", timeout=60, trust_env=False).text
-    lines = [
-        line for line in metrics.splitlines() if line.startswith("rewardfleet_admitted_requests{")
-    ]
-    return float(lines[0].rpartition(" ")[2])
+    return float(re.findall(r"^rewardfleet_admitted_requests{.* (.*)$", metrics, re.MULTILINE)[0])
 
 
 @contextmanager

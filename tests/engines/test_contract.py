@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rewardfleet_server.video.judges import DeferredJudge
-from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.vlm.families.primo_r1 import PrimoSettings, judge_spec
 from rewardfleet_server.video.judges.vlm.judge import VlmJudge
-from rewardfleet_server.video.settings import VideoSettings
 
 from ..contract.test_judges import (
     NEED_ENGINES,
@@ -23,7 +20,7 @@ from ..contract.test_judges import (
     test_it_rejects_unknown_options,
     test_its_provenance_is_json_and_its_judgments_repeat,
 )
-from .conftest import IN_PROCESS, unseen_frames
+from .conftest import load_judge, unseen_frames
 
 __all__ = [
     "test_it_judges_clips_concurrently",
@@ -36,33 +33,20 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(params=sorted(NEED_ENGINES), scope="module", loop_scope="module")
-async def judge(request: pytest.FixtureRequest, checkpoint: Path) -> AsyncIterator[VlmJudge]:
-    patch = pytest.MonkeyPatch()
-    for name, value in IN_PROCESS.items():
-        patch.setenv(name, value)
+async def judge(
+    request: pytest.FixtureRequest, checkpoint: Path, in_process: None
+) -> AsyncIterator[VlmJudge]:
     is_vllm = request.param == "qwen2_5_vl_vllm"
     name = "qwen2_5_vl_vllm" if is_vllm else "transformers"
-    readout = "text" if request.param == "PRIMO-R1" else "constrained"
-    settings = VideoSettings(
-        backend=[name],
-        model_path=str(checkpoint),
-        max_model_len=8192,
-        set=[
-            f"readout={readout}",
-            "enforce_eager=true" if is_vllm else "device=cpu",
-            "max_tokens=6000",  # takes longer than any test waits
-        ],
-    )
-    deferred = find_judge(name, settings)
-    assert isinstance(deferred, DeferredJudge)
-    judge = deferred.load()
-    assert isinstance(judge, VlmJudge)
+    readout = "readout=text" if request.param == "PRIMO-R1" else "readout=constrained"
+    engine = "enforce_eager=true" if is_vllm else "device=cpu"
+    longest = "max_tokens=6000"  # takes longer than any test waits
+    judge = load_judge(name, checkpoint, readout, engine, longest, max_model_len=8192)
     if request.param == "PRIMO-R1":  # its layout and readout, on the engine loaded already
         spec = judge_spec(PrimoSettings(temperature=0.0, max_tokens=16))
         judge = VlmJudge(spec, judge._checkpoint, judge._engine)
     async with judge.lifespan():
         yield judge
-    patch.undo()
 
 
 @pytest.mark.slice
@@ -70,10 +54,8 @@ async def test_it_returns_a_judgment(judge: VlmJudge, clip: Clip):
     """A random PRIMO-R1 abstains."""
     judgment = await judge.judge(TASK, clip, {})
     assert isinstance(judgment, Judgment) and judgment.text
-    if judge.provenance["judge"] == "PRIMO-R1":
-        assert judgment.score is None
-    else:
-        assert judgment.score is not None and 0 <= judgment.score <= 1
+    assert (judgment.score is None) == (judge.provenance["judge"] == "PRIMO-R1")
+    assert judgment.score is None or 0 <= judgment.score <= 1
 
 
 async def test_noise_in_any_frame_changes_the_answer(judge: VlmJudge, videos: list[Path]):

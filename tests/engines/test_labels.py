@@ -5,13 +5,11 @@ from pathlib import Path
 import pytest
 
 from rewardfleet_server.video.clip.frames import Clip
-from rewardfleet_server.video.judges import DeferredJudge
 from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.openai import OpenAIJudge
-from rewardfleet_server.video.judges.vlm.judge import VlmJudge
 from rewardfleet_server.video.settings import VideoSettings
 
-from .conftest import IN_PROCESS, TASK
+from .conftest import TASK, load_judge
 from .test_openai_vllm import serving_vllm
 from .tiny_checkpoint import make_thinker
 
@@ -22,19 +20,11 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("judge", ["qwen2_5_vl_vllm", "transformers"])
-async def test_labels_are_found_behind_thoughts_and_marks(
-    judge: str, thinker: Path, clip: Clip, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.usefixtures("in_process")
+async def test_labels_are_found_behind_thoughts_and_marks(judge: str, thinker: Path, clip: Clip):
     """It answers `<think>no</think>"Yes`, with 0.8; or its template begins the thoughts."""
-    for name, value in IN_PROCESS.items():
-        monkeypatch.setenv(name, value)
     engine = "enforce_eager=true" if judge == "qwen2_5_vl_vllm" else "device=cpu"
-    own = ["readout=probability", "max_tokens=16", engine]
-    settings = VideoSettings(backend=[judge], model_path=str(thinker), set=own)
-    deferred = find_judge(judge, settings)
-    assert isinstance(deferred, DeferredJudge)
-    loaded = deferred.load()
-    assert isinstance(loaded, VlmJudge)
+    loaded = load_judge(judge, thinker, "readout=probability", "max_tokens=16", engine)
     async with loaded.lifespan():
         judgments = [await loaded.judge(TASK, clip, {})]
         processor = loaded._checkpoint.processor

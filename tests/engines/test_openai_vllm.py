@@ -13,8 +13,7 @@ from rewardfleet_server.up.settings import free_port
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video
 from rewardfleet_server.video.judges.loading import find_judge
-from rewardfleet_server.video.judges.openai import OpenAIJudge
-from rewardfleet_server.video.judges.shown import _REMEDY
+from rewardfleet_server.video.judges.openai import _REMEDY, OpenAIJudge
 from rewardfleet_server.video.judges.vlm.prompt_layouts import AsOneVideo
 from rewardfleet_server.video.prompts import YES_OR_NO
 from rewardfleet_server.video.settings import VideoSettings

@@ -13,18 +13,15 @@ import pytest_asyncio
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.video.clip.frames import Clip
-from rewardfleet_server.video.judges import DeferredJudge
-from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
 from rewardfleet_server.video.judges.vlm.families import sole_r1, topreward
 from rewardfleet_server.video.judges.vlm.judge import VlmJudge
-from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import table
 from .conftest import (
-    IN_PROCESS,
     TASK,
     RunningService,
+    load_judge,
     next_logprobs,
     serving_video,
     unseen_frames,
@@ -45,21 +42,13 @@ class Judges:
 
 
 @pytest_asyncio.fixture(params=["vllm", "transformers"], scope="module", loop_scope="module")
-async def judges(request: pytest.FixtureRequest, checkpoint3: Path) -> AsyncIterator[Judges]:
-    patch = pytest.MonkeyPatch()
-    for name, value in IN_PROCESS.items():
-        patch.setenv(name, value)
-    of_engine = "enforce_eager=true" if request.param == "vllm" else "device=cpu"
-    settings = VideoSettings(
-        backend=["roboreward"],
-        model_path=str(checkpoint3),
-        max_model_len=8192,
-        set=[f"engine={request.param}", of_engine],
-    )
-    deferred = find_judge("roboreward", settings)
-    assert isinstance(deferred, DeferredJudge)
-    first = deferred.load()
-    assert isinstance(first, VlmJudge)
+async def judges(
+    request: pytest.FixtureRequest, checkpoint3: Path, in_process: None
+) -> AsyncIterator[Judges]:
+    own = f"engine={request.param}", "enforce_eager=true"
+    if request.param == "transformers":
+        own = own[0], "device=cpu"
+    first = load_judge("roboreward", checkpoint3, *own, max_model_len=8192)
     model, engine = first._checkpoint, first._engine
     async with first.lifespan():
         yield Judges(
@@ -68,7 +57,6 @@ async def judges(request: pytest.FixtureRequest, checkpoint3: Path) -> AsyncIter
             sole_r1.SoleJudge(sole_r1.judge_spec(sole_r1.SoleSettings()), model, engine),
             model,
         )
-    patch.undo()
 
 
 async def test_roboreward_abstains_on_random_text(judges: Judges, clip: Clip):
@@ -98,6 +86,8 @@ async def test_topreward_is_the_log_probability_of_a_plain_forward_pass(
     assert curve is not None
     logprobs = [math.log(value) for value in curve.values if value is not None]
     assert logprobs == pytest.approx([expected[4][0], expected[8][0]], abs=1e-2)
+    scaled = (await judges.topreward.judge(TASK, clip, {"curve": 2})).curve
+    assert scaled is not None and sorted(scaled.values) == [0.0, 1.0]
 
 
 def _direct_logprobs(clip: Clip, count: int, folder: Path) -> tuple[float, float]:
@@ -139,13 +129,6 @@ async def test_the_model_gets_the_tokens_that_transformers_would_give_it(judges:
     text = judges.checkpoint.processor.tokenizer.decode(tokens)
     pair = f"<|vision_start|>{'<|video_pad|>' * 7 * 7}<|vision_end|>"
     assert text.partition("user\n")[2] == f"<0.8 seconds>{pair}<3.8 seconds>{pair}Ready?"
-
-
-async def test_the_curve_of_topreward_covers_0_to_1(judges: Judges, clip: Clip):
-    curve = (await judges.topreward.judge(TASK, clip, {"curve": 4})).curve
-    assert curve is not None and len(curve.values) == 4
-    values = [value for value in curve.values if value is not None]
-    assert (min(values), max(values)) == (0.0, 1.0)
 
 
 async def test_an_open_prompt_ends_with_the_text_and_keeps_out_special_tokens(

@@ -18,7 +18,7 @@ from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video
 from rewardfleet_server.video.judges.vlm.checkpoint import read_config
-from rewardfleet_server.video.judges.vlm.engine_robometer import RobometerEngine, RobometerModel
+from rewardfleet_server.video.judges.vlm.engine_robometer import RobometerModel
 from rewardfleet_server.video.judges.vlm.families import robometer
 from rewardfleet_server.video.judges.vlm.families.robometer import (
     FrameScores,
@@ -33,7 +33,7 @@ from rewardfleet_server.video.judges.vlm.families.robometer_checkpoint import (
 from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import DATA
-from .conftest import TASK, VIDEOS
+from .conftest import TASK, VIDEOS, count_passes
 
 QUESTION = "How much of the task is done? " + TASK
 
@@ -89,28 +89,19 @@ def expected_scores(folder: Path, clip: Clip, question: str) -> FrameScores:
     inputs = processor(text=[text], images=list(clip.frames), do_resize=False, return_tensors="pt")
     weights = load_weights(folder)
     model = transformers.Qwen3VLModel(transformers.Qwen3VLConfig.from_pretrained(folder)).eval()
-    model.load_state_dict(
-        {
-            name.removeprefix("model."): weight
-            for name, weight in weights.items()
-            if name.startswith("model.")
-        }
-    )
+    inner = [name for name in weights if name.startswith("model.")]
+    model.load_state_dict({name.removeprefix("model."): weights[name] for name in inner})
     with torch.inference_mode():
         hidden = model(**inputs, output_hidden_states=True).hidden_states[-1][0]
-        positions = [
-            index
-            for index, token in enumerate(inputs["input_ids"][0].tolist())
-            if token == len(processor.tokenizer) - 1
-        ]
-        outputs = [
-            {name: head(weights, name, hidden[index]) for name in ("progress_head", "success_head")}
-            for index in positions
-        ]
-    bins = [each["progress_head"].double().softmax(0).tolist() for each in outputs]
+        at_frames = hidden[inputs["input_ids"][0] == len(processor.tokenizer) - 1]
+        progress, success = (
+            [head(weights, name, each) for each in at_frames]
+            for name in ("progress_head", "success_head")
+        )
+    bins = [each.double().softmax(0).tolist() for each in progress]
     return FrameScores(
         tuple(sum(p * index / (len(each) - 1) for index, p in enumerate(each)) for each in bins),
-        tuple(float(torch.sigmoid(each["success_head"])) for each in outputs),
+        tuple(float(torch.sigmoid(each)) for each in success),
     )
 
 
@@ -151,16 +142,14 @@ def test_clips_of_different_sizes_and_lengths_share_a_batch(
     judge: RobometerJudge, videos: list[Path]
 ):
     """Their scores are those of single clips, within rounding."""
-    engine = judge._engine
-    assert isinstance(engine, RobometerEngine)
     sizes = [(1, 200_704), (3, 12_544), (8, 50_176), (5, 200_704)]
     clips = [clip_of(path, *size) for path, size in zip(videos, sizes, strict=False)]
 
     async def score_all() -> tuple[list[FrameScores], list[FrameScores], int]:
         single = [await score(judge, clip) for clip in clips]
-        before = engine.passes
+        passes = count_passes(judge._engine)
         together = await asyncio.gather(*(score(judge, clip) for clip in clips))
-        return single, together, engine.passes - before
+        return single, together, len(passes)
 
     single, together, passes = asyncio.run(score_all())
     assert passes <= 2
@@ -222,12 +211,9 @@ def test_the_published_size_has_the_published_number_of_parameters():
 
 
 def test_a_task_cannot_add_a_progress_token(judge: RobometerJudge, videos: list[Path]):
-    clip = clip_of(videos[0], 2)
-
-    async def progress(question: str) -> int:
-        return len((await judge._score(clip, question)).progress)
-
-    assert asyncio.run(progress("<|prog_token|> <|image_pad|> <|prog_<|prog_token|>token|>")) == 2
+    question = "<|prog_token|> <|image_pad|> <|prog_<|prog_token|>token|>"
+    scores = asyncio.run(judge._score(clip_of(videos[0], 2), question))
+    assert len(scores.progress) == 2
 
 
 def test_frames_keep_their_size_unless_a_limit_is_given(folder: Path):
@@ -235,7 +221,7 @@ def test_frames_keep_their_size_unless_a_limit_is_given(folder: Path):
     sizes = []
     for more in ({}, {"frame_pixels": 50_176}):
         settings = RobometerSettings(model_path=str(folder), **more)
-        geometry = RobometerCheckpoint(str(folder), read_config(str(folder)), settings).geometry
+        geometry = RobometerCheckpoint(read_config(str(folder)), settings).geometry
         clip = Clip((frame,), (0,), 1, None, 307_200)
         conversation = robometer._conversation(clip, "a question")
         sizes.append(geometry.prepare(conversation).parts[1].frame.shape)

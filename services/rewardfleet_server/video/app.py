@@ -14,8 +14,7 @@ from .judges.calibration import JudgeCalibration
 from .judges.labels import LABEL_MASS
 from .judges.loading import load_judges
 from .metrics import JudgeMetrics
-from .refusals import Refusals
-from .rlinf_api import RlinfApi
+from .rlinf_api import Refusals, RlinfApi
 from .scorer import VideoScorer
 from .settings import VideoSettings
 
@@ -49,7 +48,6 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
     """Create the application of the video service.
 
     Args:
-        settings: Its settings.
         judges: The judges by name, the default one first; None to load those of the settings.
 
     Raises:

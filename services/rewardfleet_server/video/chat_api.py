@@ -49,8 +49,6 @@ _MAX_UNKNOWN_MODELS, _MAX_SHOWN = 100, 100
 
 @dataclass(frozen=True)
 class ChatQuery:
-    """What a request asks for."""
-
     model: str | None  #: the name that the request gives
     #: The clip; for a trend, its first and its last frame. They name no judge.
     items: Sequence[VideoRequest]
@@ -66,7 +64,6 @@ class ChatApi:
         self._unknown_models: set[str] = set()
 
     def routes(self) -> Sequence[Route[Any]]:
-        """Return the two routes."""
         return (
             Route(
                 "/v1/chat/completions",
@@ -90,7 +87,6 @@ class ChatApi:
         )
 
     async def _complete(self, query: ChatQuery, context: RequestContext) -> ChatCompletion:
-        """Score the items and answer in the form that the prompt asks for."""
         judge = {"backend": self._judge(query.model)}
         items = [item.model_copy(update=judge) for item in query.items]
         scores = await self._engine.score_batch(items, context)
@@ -115,27 +111,21 @@ class ChatApi:
         return ChatModels(data=[ChatModel(id=name) for name in self._scorer.judge_names])
 
     def _judge(self, model: str | None) -> str | None:
-        """Return the judge that `model` names, or None for the default one."""
-        judge = None if model is None else self._scorer.loaded_names.get(model)
-        if model is None or judge is not None:
-            return judge
+        """Return `model` if it names a judge, else None for the default one."""
+        if model is None or model in self._scorer.loaded_names:
+            return model
         shown = model[:_MAX_SHOWN]
         if shown not in self._unknown_models and len(self._unknown_models) < _MAX_UNKNOWN_MODELS:
             self._unknown_models.add(shown)
+            default = self._scorer.judge_names[0]
             log.warning(
-                "no judge is called %r; the default judge %s answers such requests",
-                shown,
-                self._scorer.judge_names[0],
+                "no judge is called %r; the default judge %s answers such requests", shown, default
             )
         return None
 
 
 def decode_query(body: bytes) -> ChatQuery:
-    """Convert a body to the items to score. It may run in another process.
-
-    Raises:
-        InvalidRequest: The body is not valid.
-    """
+    """Convert a body, or raise InvalidRequest. It may run in another process."""
     request = validate_json(ChatRequest, body)
     prompt = next(part.text or "" for part in request.parts if part.type == "text")
     images = (part.image_url for part in request.parts if part.type == "image_url")
@@ -145,11 +135,8 @@ def decode_query(body: bytes) -> ChatQuery:
     # A trend compares two clips of the same length, as some judges score longer clips higher.
     # And the last frame of a window is the first of a later one, whose score is then cached.
     clips = [main[:1], main[-1:]] if is_trend else [main]
-    task = task_of(prompt)
-    items = [
-        {"task_text": task, "frames_base64": [_image(*indexed) for indexed in clip]}
-        for clip in clips
-    ]
+    frames = [[_image(*indexed) for indexed in clip] for clip in clips]
+    items = [{"task_text": task_of(prompt), "frames_base64": each} for each in frames]
     prefix = "the task in the text: "  # nothing else can be invalid
     videos = [validate(VideoRequest, item, prefix=prefix) for item in items]
     return ChatQuery(request.model, videos, is_trend)

@@ -7,9 +7,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from .custom_judge.process import CustomJudge
 from .judges import Judge
 from .judges.calibration import JudgeCalibration
-from .judges.custom import CustomJudge
 
 
 @dataclass(eq=False)

@@ -5,6 +5,7 @@ route answers an abstention with a number, which the operator gives by `--absten
 only route that does. docs/trainers/rlinf.md has the migration.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -12,14 +13,47 @@ from typing import Any
 from prometheus_client import Counter
 
 from rewardfleet.wire.causes import VideoCause
-from rewardfleet.wire.errors import NotFound
+from rewardfleet.wire.errors import NotFound, RewardFleetError
 from rewardfleet.wire.validation import validate, validate_json
 from rewardfleet.wire.video import RlinfRequest, RlinfScore, VideoRequest, VideoScore
 from rewardfleet_server.engine import Engine
 from rewardfleet_server.http.routes import Route
 from rewardfleet_server.observe.telemetry import RequestContext
 
-from .refusals import Refusals
+log = logging.getLogger(__name__)
+
+#: Causes that are reported; callers can make up names of judges.
+_MAX_CAUSES = 100
+
+
+class Refusals:
+    """Logs loudly, once for each cause, that the requests of a trainer are refused.
+
+    The original client takes the simulator's success for a reward that is refused, and the training
+    goes on: nothing else would be noticed.
+    """
+
+    def __init__(self) -> None:
+        self._causes: set[str] = set()
+
+    def of(
+        self, cause: str, error: RewardFleetError, advice: str | None = None
+    ) -> RewardFleetError:
+        """Report a cause, and return its error to be raised.
+
+        Args:
+            cause: A name for it.
+            error: The error that callers get.
+            advice: What to do, without what logs must not show; None if the error says it.
+        """
+        if cause not in self._causes and len(self._causes) < _MAX_CAUSES:
+            self._causes.add(cause)
+            log.error(
+                "REQUESTS ARE REFUSED, and RLinf-RLAIF's client then trains on the SIMULATOR'S "
+                "SUCCESS: %s",
+                advice or error.detail,
+            )
+        return error
 
 
 class RlinfApi:
@@ -46,14 +80,12 @@ class RlinfApi:
 
     def routes(self, engine: Engine[VideoRequest, VideoScore]) -> Sequence[Route[Any]]:
         """Return the route, also at the path without `/score`."""
+        paths = {
+            "/rlinf/score": "Score a clip; the original LIBERO reward server's format",
+            "/rlinf": "The same, for an `endpoint` that ends here",
+        }
         score = partial(self._score, engine)
-        return [
-            Route(path, summary, RlinfRequest, RlinfScore, score, _decode)
-            for path, summary in (
-                ("/rlinf/score", "Score a clip; the original LIBERO reward server's format"),
-                ("/rlinf", "The same, for an `endpoint` that ends here"),
-            )
-        ]
+        return [Route(*each, RlinfRequest, RlinfScore, score, _decode) for each in paths.items()]
 
     async def _score(
         self,
@@ -62,13 +94,11 @@ class RlinfApi:
         context: RequestContext,
     ) -> RlinfScore:
         if self._abstention is None:
-            raise self._refusals.of(
-                "rlinf",
-                NotFound(
-                    "/rlinf/score is closed: start the service with --abstention and a number in "
-                    "[0, 1], the score of clips on which the judge abstains"
-                ),
+            closed = NotFound(
+                "/rlinf/score is closed: start the service with --abstention and a number in "
+                "[0, 1], the score of clips on which the judge abstains"
             )
+            raise self._refusals.of("rlinf", closed)
         found = await engine.score_item(request, context)
         if found.score is None:
             self.replaced.labels(found.backend).inc()
@@ -82,5 +112,4 @@ class RlinfApi:
 
 
 def _decode(body: bytes) -> VideoRequest:
-    request = validate_json(RlinfRequest, body)
-    return validate(VideoRequest, request.model_dump())
+    return validate(VideoRequest, validate_json(RlinfRequest, body).model_dump())

@@ -48,7 +48,7 @@ from .clip.video_reader import TimeRange
 from .judges import FileJudge, Judge, Judgment
 from .judges.calibration import JudgeCalibration
 from .judges.settings import ALIASES
-from .refusals import Refusals
+from .rlinf_api import Refusals
 from .settings import VideoSettings
 
 T = TypeVar("T")
@@ -90,32 +90,37 @@ class VideoScorer:
         calibration: JudgeCalibration | None,
     ) -> None:
         self._judges = judges
-        self._default = next(iter(judges))
+        self.judge_names = [*judges]  #: those of the loaded judges, the default one first
         self._faults = settings.recording_faults
         self._max_video_bytes = settings.max_body_mb * 2**20  # from any source
         self._files = VideoFiles(settings.video_root, max_bytes=self._max_video_bytes)
         self._fetcher = Fetcher(settings.video_url_host, max_bytes=self._max_video_bytes)
         # Reading and hashing files never waits for decoding.
         self._readers = ThreadPoolExecutor(2, "read", lower_thread_priority)
-        self.decode_threads = max(2, usable_cores())  #: for small clips, and for large ones
-        # The system shares the cores.
-        self._decoders = ThreadPoolExecutor(
-            2 * self.decode_threads, "decode", lower_thread_priority
-        )
+        #: For small clips, and for large ones: the system shares the cores.
+        self.decode_threads = max(2, usable_cores())
+        decoders = 2 * self.decode_threads
+        self._decoders = ThreadPoolExecutor(decoders, "decode", lower_thread_priority)
         self._decoding = DecodingLimit(self.decode_threads)
         self._costs: dict[tuple[str, TimeRange | None], Cost] = {}
+        pairs = [(each, pair) for pair in ALIASES.items() for each in judges if each in pair]
+        aliases = {name: loaded for loaded, pair in pairs for name in pair}
         #: The names under which judges are loaded, by their names and aliases.
-        self.loaded_names = {name: name for name in judges}
-        for same in ALIASES.items():
-            for loaded in judges:
-                if loaded in same:
-                    self.loaded_names = dict.fromkeys(same, loaded) | self.loaded_names
+        self.loaded_names = {**aliases, **dict(zip(judges, judges, strict=True))}
         self._refusals = refusals
         self._select: Selection = floor_indices if settings.profile else sample_indices
         self._selection = {"frame_selection": "floor"} if settings.profile else {}
         self.calibrations: dict[str, JudgeCalibration] = {}  #: by the judge's name
         if calibration is not None:
-            self._calibrate(calibration)
+            name = self.loaded_names.get(calibration.backend)
+            if name is None:
+                raise ValueError(
+                    f"--calibration is of the judge {calibration.backend!r:.60}, which is not "
+                    f"loaded; loaded: {', '.join(sorted(judges))}"
+                )
+            if judges[name].outage is None:  # else it is not known yet what judges
+                calibration.check_judge(self.provenance(name))
+            self.calibrations[name] = calibration
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
@@ -138,18 +143,15 @@ class VideoScorer:
                 not a video, or the content does not have the SHA-256 of the request.
             RewardFleetError: See `VideoFiles.open` and `Fetcher.fetch`.
         """
-        requested = request.backend or self._default
+        requested = request.backend or self.judge_names[0]
         name = self.loaded_names.get(requested)
         if name is None:
-            loaded = ", ".join(sorted(self._judges))
-            shown = requested[:60]
-            raise self._refusals.of(
-                f"backend {shown}",
-                InvalidRequest(
-                    f"backend {shown!r} is not loaded; loaded: {loaded}; load it with --backend, "
-                    "or send null, as by `backend: null` in a trainer's configuration"
-                ),
+            shown, loaded = requested[:60], ", ".join(sorted(self._judges))
+            unknown = InvalidRequest(
+                f"backend {shown!r} is not loaded; loaded: {loaded}; load it with --backend, "
+                "or send null, as by `backend: null` in a trainer's configuration"
             )
+            raise self._refusals.of(f"backend {shown}", unknown)
         judge, provenance = self._judges[name], self.provenance(name)
         cause = f"backend_kwargs of {name}"
         try:
@@ -176,8 +178,7 @@ class VideoScorer:
         part, digest = _part_of(request), source.digest_of(sha256)
         cost = await self._cost(source, digest, part)
         policy: CachePolicy[VideoScore] | None = None
-        if judge.deterministic:
-            # Everything that the judgment depends on.
+        if judge.deterministic:  # the key is everything that the judgment depends on
             asked = (digest, request.task_text, request.nframes, request.max_pixels, *(part or ()))
             judged = [name, _digest(provenance), self._faults, *asked, request.backend_kwargs]
             policy = CachePolicy((_digest(judged),))
@@ -199,11 +200,6 @@ class VideoScorer:
             seen=seen,
         )
 
-    @property
-    def judge_names(self) -> list[str]:
-        """The names of the loaded judges, the default one first."""
-        return [*self._judges]
-
     def provenance(self, backend: str) -> dict[str, JsonValue]:
         """Return the provenance that all judgments of `backend` share now."""
         calibration = self.calibrations.get(backend)
@@ -218,18 +214,6 @@ class VideoScorer:
         """Decode a clip; raise if that fails. Judges say themselves whether they work."""
         await _in_thread(self._decoders, decode_black)
 
-    def _calibrate(self, calibration: JudgeCalibration) -> None:
-        name = self.loaded_names.get(calibration.backend)
-        if name is None:
-            loaded = ", ".join(sorted(self._judges))
-            raise ValueError(
-                f"--calibration is of the judge {calibration.backend!r:.60}, which is not loaded; "
-                f"loaded: {loaded}"
-            )
-        if self._judges[name].outage is None:  # else it is not known yet what judges
-            calibration.check_judge(self.provenance(name))
-        self.calibrations[name] = calibration
-
     async def _source(self, request: VideoRequest, upload: AnonymousFile | None) -> Source:
         if upload is not None:
             return AnonymousSource(upload, "the uploaded file", self._max_video_bytes)
@@ -243,8 +227,7 @@ class VideoScorer:
             fetched = await self._fetcher.fetch(request.video_url)
             return AnonymousSource(fetched, "the video of video_url", self._max_video_bytes)
         if request.frames is not None:
-            (pixels,) = request.frames.pixels
-            return FramesSource(request.frames, pixels, request.fps)
+            return FramesSource(request.frames.pixels, request.fps, request.frames)
         return ImagesSource(request.frames_base64 or [], request.fps)
 
     async def _cost(self, source: Source, digest: str, part: TimeRange | None) -> Cost:
@@ -316,6 +299,12 @@ class VideoScorer:
                     judgment = Judgment(None, _FAULTY, cause=VideoCause.RECORDING_FAULT)
         finally:
             stop.set()  # if the request was cancelled, its decoding ends
+        if judgment.score is None:
+            cause: VideoCause | None = judgment.cause or VideoCause.NO_VERDICT
+        else:
+            said = {"calibration": calibration and calibration.provenance}
+            is_low = judgment.score < success_threshold(said)
+            cause = VideoCause.JUDGE_SAYS_NO if is_low else None
         end = "; the clip was judged up to it" if recording.is_trimmed else ""
         at = {f"{e.kind.split(':')[0]}_frame": float(e.frame) for e in recording.faults[::-1]}
         return VideoScore(
@@ -324,9 +313,7 @@ class VideoScorer:
             components={} if judgment.score is None else {"score": judgment.score},
             details={**judgment.details, **at},
             backend=name,
-            cause=_cause_of(
-                judgment, success_threshold({"calibration": calibration and calibration.provenance})
-            ),
+            cause=cause,
             timing_ms=timing,
             provenance={**provenance, **judgment.provenance},
             model_output=judgment.text,
@@ -363,15 +350,10 @@ async def _in_thread(threads: Executor, work: Callable[[], T]) -> T:
         raise Unavailable(f"files cannot be read now: {error.strerror}", retry_after=1) from None
 
 
-def _frame_metadata(clip: Clip) -> dict[str, JsonValue]:
+def _frame_metadata(clip: Clip) -> JsonValue:
     height, width = clip.frames[0].shape[:2]
-    return {
-        "indices": list(clip.indices),
-        "total": clip.total,
-        "fps": clip.fps,
-        "height": height,
-        "width": width,
-    }
+    size: dict[str, JsonValue] = {"height": height, "width": width}
+    return {"indices": [*clip.indices], "total": clip.total, "fps": clip.fps, **size}
 
 
 async def _checked(name: str, judging: Awaitable[Judgment]) -> Judgment:
@@ -390,13 +372,6 @@ async def _checked(name: str, judging: Awaitable[Judgment]) -> Judgment:
             "[0, 1] or None, a text, and finite details"
         )
     return judgment
-
-
-def _cause_of(judgment: Judgment, threshold: float) -> VideoCause | None:
-    """Return why a judgment has no score, or is no success."""
-    if judgment.score is None:
-        return judgment.cause or VideoCause.NO_VERDICT
-    return VideoCause.JUDGE_SAYS_NO if judgment.score < threshold else None
 
 
 def _is_valid(judgment: object) -> bool:

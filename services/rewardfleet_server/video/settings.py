@@ -35,18 +35,12 @@ from .judges.settings import (
 _ENGINE_MARKER = "REWARDFLEET_ENGINE_PROCESS"
 
 
-def _split(value: object) -> object:
-    """Split paths joined as in PATH, or by commas, as repeated flags are."""
-    return re.split(f"[,{os.pathsep}]", value) if isinstance(value, str) else value
-
-
-#: The name of a judge of `--custom-backend-factory` if `--backend` names none.
-CUSTOM = "custom"
-
+#: Paths joined as in PATH, or by commas, as repeated flags are.
+_SPLIT_PATHS = BeforeValidator(
+    lambda value: re.split(f"[,{os.pathsep}]", value) if isinstance(value, str) else value
+)
 #: A comma between pairs of `--set`, and not within a value.
 _COMMA = re.compile(r",(?=[^,=\s]+=)")
-
-
 _SPLIT_PAIRS = BeforeValidator(
     lambda value: _COMMA.split(value) if value and isinstance(value, str) else value or []
 )
@@ -73,10 +67,6 @@ ORIGINAL_DEFAULTS: dict[str, dict[str, Any]] = {
     "PRIMO-R1": {"top_p": 0.9, "max_tokens": 1024},
 }
 
-#: A list of folders.
-PathList = Annotated[list[DirectoryPath], NoDecode, BeforeValidator(_split)]
-
-
 #: What flags set of judges: the judge, None for each that has the setting, and the setting. The
 #: first flag for a judge counts. These are what commands of the original LIBERO server have.
 _OF_JUDGES: dict[str, tuple[str | None, str]] = {
@@ -90,8 +80,6 @@ _OF_JUDGES: dict[str, tuple[str | None, str]] = {
 
 
 class VideoSettings(CacheSettings):
-    """The settings of `rewardfleet serve video`."""
-
     flags = (
         *CacheSettings.flags,
         *("video_root", "backend", "model_path", "gpu_ids", "tensor_parallel_size"),
@@ -102,7 +90,7 @@ class VideoSettings(CacheSettings):
 
     # One line per setting.
     # fmt: off
-    video_root: PathList = setting([], "Folder of the files that video_path may name; repeatable.")
+    video_root: Annotated[list[DirectoryPath], NoDecode, _SPLIT_PATHS] = setting([], "Folder of the files that video_path may name; repeatable.")
     video_url_host: NameList = setting([], "Hosts from which a video_url may be fetched, by https.")
     backend: NameList = setting([], "Judge to load, see `rewardfleet judges`; repeatable. The first is the default of requests.", metavar="JUDGE", shown="reference, or that of a flag below")
     model_path: str | None = setting(None, "Checkpoint: a folder or name on a hub. Selects qwen2_5_vl_vllm.", metavar="MODEL")
@@ -135,7 +123,7 @@ class VideoSettings(CacheSettings):
         if self.backend:
             return self.backend
         if self.custom_backend_factory:  # which gets all settings, the other two as well
-            return [CUSTOM]
+            return ["custom"]
         default = "qwen2_5_vl_vllm" if self.profile else "reference"
         return [*self._selected_by_flags().values()] or [default]
 
@@ -144,12 +132,8 @@ class VideoSettings(CacheSettings):
         return [ALIASES.get(name, name) for name in self.backends]
 
     def _selected_by_flags(self) -> dict[str, str]:
-        selected = {}
-        if self.model_path:
-            selected["--model-path"] = "qwen2_5_vl_vllm"
-        if self.openai_url:
-            selected["--openai-url"] = "openai"
-        return selected
+        selected = {"--model-path": "qwen2_5_vl_vllm"} if self.model_path else {}
+        return selected | ({"--openai-url": "openai"} if self.openai_url else {})
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -179,16 +163,11 @@ class VideoSettings(CacheSettings):
         return self
 
     def judge_settings(self, name: str) -> JudgeSettings:
-        """Return the settings of a judge that comes with the service.
-
-        Raises:
-            ValueError: A value is not accepted.
-        """
+        """Return the settings of a judge that comes with the service; see `validated`."""
         name = ALIASES.get(name, name)
         return validated(name, self._values_of_judges().get(name, {}))
 
     def factory_settings(self, name: str) -> Mapping[str, Any]:
-        """Return what `--set` says about a judge of the user's own."""
         return read_pairs(self.set, self._canonical_backends)[name]
 
     def _values_of_judges(self) -> dict[str, dict[str, Any]]:
@@ -235,13 +214,9 @@ class VideoSettings(CacheSettings):
 
     def judges_with_own_prompts(self) -> list[str]:
         """Return the judges whose prompts `--profile` would have from a file that is not given."""
-        judges = [name for name in self._canonical_backends if self.profile]
-        replacing = {"prompts", "prompt_template", "user_prompt"}
-        return [
-            name
-            for name in judges
-            if name in ORIGINAL_DEFAULTS and not replacing & self._values_of_judges()[name].keys()
-        ]
+        values, replacing = self._values_of_judges(), {"prompts", "prompt_template", "user_prompt"}
+        judges = [name for name in values if self.profile and name in ORIGINAL_DEFAULTS]
+        return [name for name in judges if replacing.isdisjoint(values[name])]
 
 
 def references_cache() -> Path:
@@ -290,11 +265,7 @@ def select_gpus(settings: VideoSettings) -> None:
 
 
 def check_gpu_count(settings: VideoSettings, needed: int) -> None:
-    """Check that there are enough GPUs; with none at all, vLLM may be a build for CPUs.
-
-    Raises:
-        ValueError: There are some, but too few.
-    """
+    """Raise ValueError if there are too few GPUs; with none, vLLM may be a build for CPUs."""
     selected = settings.selected_gpus
     count = len(selected) if selected else gpu_count()
     if gpu_count() and count is not None and count < needed:

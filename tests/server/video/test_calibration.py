@@ -40,10 +40,8 @@ def test_scores_of_another_calibration_are_not_taken_from_the_cache(
 
 def test_a_task_has_its_offset_whatever_its_case(write_calibration, frames_request):
     with served(FakeJudge(0.25), calibration=write_calibration(map=LOGISTIC)) as client:
-        request = {**frames_request, "task_text": "Put  the BOWL"}
-        assert client.post("/score", json=request).json()["score"] == pytest.approx(
-            0.8808, abs=1e-4
-        )
+        answer = client.post("/score", json={**frames_request, "task_text": "Put  the BOWL"})
+        assert answer.json()["score"] == pytest.approx(0.8808, abs=1e-4)
 
 
 def test_an_abstention_stays_one(write_calibration, frames_request):
@@ -55,38 +53,30 @@ def test_an_abstention_stays_one(write_calibration, frames_request):
 
 
 def test_requests_that_it_was_not_made_with_are_refused(write_calibration, frames_request):
-    with served(FakeJudge(0.25), calibration=write_calibration()) as client:
-        for change, words in (
-            ({"nframes": 8}, "is for 16, not for 8"),
-            ({"max_pixels": 784}, "784"),
-        ):
+    for binding, change, words in (
+        ({}, {"nframes": 8}, "is for 16, not for 8"),
+        ({}, {"max_pixels": 784}, "784"),
+        ({"frame_sizes": [[48, 64]]}, {}, "64x48 pixels; this clip has 32x24"),
+        ({"frame_sizes": []}, {}, None),
+    ):
+        with served(FakeJudge(0.25), calibration=write_calibration(**binding)) as client:
             answer = client.post("/score", json={**frames_request, **change})
-            assert answer.status_code == 422 and words in answer.json()["detail"]
-    with served(FakeJudge(0.25), calibration=write_calibration(frame_sizes=[[48, 64]])) as client:
-        answer = client.post("/score", json=frames_request)
-        assert answer.status_code == 422
-        assert "64x48 pixels; this clip has 32x24" in answer.json()["detail"]
-    with served(FakeJudge(0.25), calibration=write_calibration(frame_sizes=[])) as client:
-        assert client.post("/score", json=frames_request).status_code == 200
+        assert answer.status_code == (422 if words else 200)
+        assert words is None or words in answer.json()["detail"]
 
 
 def test_a_calibration_of_another_judge_stops_the_service(write_calibration, tmp_path):
     damaged = tmp_path / "damaged.json"
     damaged.write_text('{"format": "rewardfleet')
+    other = {"judge": "fake", "score": 0.5}
     for path, words in (
         (write_calibration("0", backend="openai"), "'openai', which is not loaded; loaded: fake"),
-        (
-            write_calibration("1", provenance={"judge": "fake", "score": 0.5}),
-            "is 0.5, that of fake is 0.25",
-        ),
+        (write_calibration("1", provenance=other), "is 0.5, that of fake is 0.25"),
         (write_calibration("2", provenance={"judge": "fake"}), "its score is None"),
         (write_calibration("3", nframes=0), "nframes"),
         (damaged, "damaged.json"),
     ):
-        with (
-            pytest.raises(ValueError, match=words),
-            served(FakeJudge(0.25), calibration=path),
-        ):
+        with pytest.raises(ValueError, match=words), served(FakeJudge(0.25), calibration=path):
             pass
 
 

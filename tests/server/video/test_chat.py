@@ -127,35 +127,20 @@ class ProgressJudge(LevelJudge):
 def test_the_score_of_a_clip_is_a_plain_number(serve: Serve):
     client = serve(LevelJudge())
     answer = client.post(PATH, json=score_payload(0, 100, 255)).json()
-    assert answer["choices"] == [
-        {
-            "index": 0,
-            "message": {"role": "assistant", "content": "1.000000", "refusal": None},
-            "finish_reason": "stop",
-            "logprobs": None,
-        }
-    ]
-    assert (answer["object"], answer["model"], answer["task_text"]) == (
-        "chat.completion",
-        "fake",
-        TASK,
-    )
+    message = {"role": "assistant", "content": "1.000000", "refusal": None}
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+    tokens = ("prompt_tokens", "completion_tokens", "total_tokens")
+    same = {"object": "chat.completion", "model": "fake", "task_text": TASK, "choices": [choice]}
+    assert answer.items() >= {**same, "usage": dict.fromkeys(tokens, 0)}.items()
     assert answer["id"].startswith("chatcmpl-")
     assert abs(answer["created"] - time.time()) < 60
-    assert answer["usage"] == dict.fromkeys(
-        ("prompt_tokens", "completion_tokens", "total_tokens"), 0
-    )
     [score] = answer["scores"]
     assert (score["score"], score["status"], score["backend"]) == (1.0, "ok", "fake")
     assert score["provenance"]["judge"] == "fake"
     assert score["provenance"]["frames"]["total"] == 3
-
-
-def test_a_tiny_score_is_not_written_in_scientific_notation(serve: Serve):
-    """Of 9.9e-05, a reader of plain numbers would take 9.9."""
-    content = content_of(serve(FakeJudge(9.9e-5)).post(PATH, json=score_payload(1)))
-    assert content == "0.000099"
-    assert read_number(content) == pytest.approx(9.9e-5)
+    # Of 9.9e-05, a reader of plain numbers would take 9.9.
+    answer = serve(FakeJudge(9.9e-5)).post(PATH, json=score_payload(1))
+    assert content_of(answer) == "0.000099"
 
 
 STEP = TREND_DEAD_ZONE * 255
@@ -190,18 +175,15 @@ def test_the_frames_of_the_second_camera_are_not_judged(serve: Serve):
     for n in (3, 5):  # the prompt says 5, whatever the length of the window
         request = trend_payload(*rising, *falling, n=n)
         assert read_trend(content_of(client.post(PATH, json=request))) == "positive"
-    # One camera, although the prompt names two.
-    request = trend_payload(0, 50, 100, 150, 250, n=5)
-    assert read_trend(content_of(client.post(PATH, json=request))) == "positive"
+    frames = [gray(0), gray(255), gray(9, size=16), gray(8, size=16)]  # of another size
+    for request in (
+        payload(frames, TREND_PROMPT.format(task=TASK, n=2)),
+        trend_payload(0, 50, 100, 150, 250, n=5),  # one camera, although the prompt names two
+    ):
+        assert read_trend(content_of(client.post(PATH, json=request))) == "positive"
     answer = client.post(PATH, json=trend_payload(1, 2, 3, n=5))
     assert answer.status_code == 422
     assert "even number of frames" in answer.json()["error"]["message"]
-
-
-def test_cameras_may_differ_in_size(serve: Serve):
-    frames = [gray(0), gray(255), gray(9, size=16), gray(8, size=16)]
-    request = payload(frames, TREND_PROMPT.format(task=TASK, n=2))
-    assert read_trend(content_of(serve(LevelJudge()).post(PATH, json=request))) == "positive"
 
 
 @pytest.mark.parametrize("request_body", [score_payload(1), trend_payload(1, 2, n=2)])
@@ -217,11 +199,7 @@ def test_an_abstention_is_neither_a_number_nor_a_label(serve: Serve, request_bod
 
 
 @pytest.mark.parametrize(
-    ("prompt", "task"),
-    [
-        (TREND_PROMPT.replace("{n}", "5"), TASK),
-        *table("tasks_in_prompts"),
-    ],
+    ("prompt", "task"), [(TREND_PROMPT.replace("{n}", "5"), TASK), *table("tasks_in_prompts")]
 )
 def test_the_task_is_read_from_the_prompt(prompt: str, task: str | None):
     text = prompt.format(task=TASK)
@@ -323,11 +301,8 @@ def test_a_refused_request_says_what_is_accepted(refusing: httpx.Client, body: A
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/json"
     error = answer.json()["error"]
-    assert (error["type"], error["code"], error["param"]) == (
-        "invalid_request_error",
-        "invalid",
-        None,
-    )
+    assert [error[name] for name in ("code", "param")] == ["invalid", None]
+    assert error["type"] == "invalid_request_error"
     assert detail in error["message"]
     assert len(answer.text) < 2000
 
@@ -350,12 +325,8 @@ def test_only_the_first_of_many_invalid_parts_is_reported(refusing: httpx.Client
 
 def test_reading_a_prompt_takes_linear_time(refusing: httpx.Client):
     watch = Stopwatch()
-    for text in (
-        "performing the task: " * 50_000,
-        "two synchronized 5" * 50_000,
-        "Task:" * 200_000,
-    ):
-        body = messages(IMAGE, {"type": "text", "text": text})
+    for text, times in (("performing the task: ", 5), ("two synchronized 5", 5), ("Task:", 20)):
+        body = messages(IMAGE, {"type": "text", "text": text * 10_000 * times})
         assert refusing.post(PATH, json=body).status_code == 422
     assert watch.seconds < 10
 
@@ -409,23 +380,15 @@ def test_a_chat_request_is_counted_and_cached_like_an_item_of_score(
     serve: Serve, score: float | None
 ):
     chat_body = score_payload(1, 2)
-    bodies = {PATH: chat_body, "/score": item_of(chat_body)}
     found = []
-    for path, body in bodies.items():
+    for path, body in ((PATH, chat_body), ("/score", item_of(chat_body))):
         client = serve(FakeJudge(score))
         for _ in range(2):
             assert client.post(path, json=body).status_code == 200
         found.append(item_metrics(client))
+        shared = client.post("/score", json=item_of(chat_body)).json()["cached"]
+        assert shared is (score is not None)
     assert found[0] == found[1]
-
-
-def test_a_score_is_shared_with_the_other_routes(serve: Serve):
-    judge = LevelJudge()
-    client = serve(judge)
-    body = score_payload(1, 2)
-    content_of(client.post(PATH, json=body))
-    assert client.post("/score", json=item_of(body)).json()["cached"]
-    assert len(judge.seen) == 1
 
 
 def test_it_works_behind_the_gateway_and_with_keys(tmp_path: Path):
@@ -459,7 +422,8 @@ def test_real_rollouts_get_the_numbers_of_score_and_their_trends_point_the_right
     trends: list[str | None] = []
     with client_of(create_app(VideoSettings())) as client:
         for rollout in rollouts:
-            frames = _decoded(LIBERO / rollout["file"], 16)
+            path = str(LIBERO / rollout["file"])
+            frames = decode_video(path, DecodeSpec(16, 200_704)).frames
             body = payload(frames, SCORE_PROMPT.format(task=rollout["task_text"]))
             number = read_number(content_of(client.post(PATH, json=body)))
             assert number is not None
@@ -478,8 +442,3 @@ def test_real_rollouts_get_the_numbers_of_score_and_their_trends_point_the_right
     areas = [separation(each[True], each[False]) for each in (numbers, scores)]
     assert areas[0] == areas[1] > 0.95
     assert trends.count("positive") >= 0.9 * len(trends)
-
-
-def _decoded(path: Path, count: int) -> list[np.ndarray]:
-    clip = decode_video(str(path), DecodeSpec(count, 200_704))
-    return list(clip.frames)

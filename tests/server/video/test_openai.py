@@ -4,12 +4,11 @@ import asyncio
 import base64
 import gzip
 import io
-import json
 import math
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 
@@ -19,6 +18,7 @@ import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 
 from rewardfleet.commands.main import main
 from rewardfleet.wire.calibration import bound_provenance
@@ -76,9 +76,9 @@ class Endpoint:
         await asyncio.sleep(self.wait_s)
         self.concurrent -= 1
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, Response):
-            return answer
-        return self._completion(answer)
+        if isinstance(answer, str):
+            return completion(answer, self.finish_reason)
+        return answer if isinstance(answer, Response) else completion("", logprobs=answer)
 
     async def _tokens(self, request: Request) -> Response:
         """Answer with the ids of prompts."""
@@ -87,34 +87,45 @@ class Endpoint:
             if each in self.vocabulary else {"index": index, "prompt_token_ids": [0, 0]}
             for index, each in enumerate((await request.json())["prompt"])
         ]  # fmt: skip
-        body = {"choices": choices} if self.vocabulary else {"error": "no such model"}
-        return Response(json.dumps(body), media_type="application/json")
-
-    def _completion(self, answer: str | dict[str, float]) -> Response:
-        choice: dict[str, object] = {"index": 0, "finish_reason": self.finish_reason}
-        if isinstance(answer, str):
-            choice["message"] = {"role": "assistant", "content": answer}
-        else:
-            text = max(answer, key=lambda token: answer[token])
-            choice["message"] = {"role": "assistant", "content": text}
-            choice["logprobs"] = {"content": [position(answer)]}
-        body = {"id": "1", "object": "chat.completion", "model": "m", "choices": [choice]}
-        return Response(httpx.Response(200, json=body).content, media_type="application/json")
+        return JSONResponse({"choices": choices} if self.vocabulary else {"error": "no such model"})
 
     def _proof(self, body: dict) -> Response:
         """Answer what shows how many frames reach the model."""
         answer: dict[str, object] = {"choices": [{"message": {}, "finish_reason": "length"}]}
         if "response_format" in body:
-            return self._completion('{"score": 1}' if self.honors_format else "I am ready.")
+            return completion('{"score": 1}' if self.honors_format else "I am ready.")
         if "logprob_token_ids" in body:
             asked = [self.vocabulary[each] for each in body["logprob_token_ids"]]
-            return self._completion(dict.fromkeys(asked if self.honors_labels else ["I"], 0.01))
+            likely = dict.fromkeys(asked if self.honors_labels else ["I"], 0.01)
+            return completion("", logprobs=likely)
         self.proofs.append(frames_of(body))
         if self.sees is not None:
             ids = self.template + [0] * 64 * self.sees(frames_of(body))
             answer["usage"] = self.usage or {"prompt_tokens": len(ids)}
             answer |= {"prompt_token_ids": ids} if body.get("return_token_ids") else {}
-        return Response(json.dumps(answer), media_type="application/json")
+        return JSONResponse(answer)
+
+
+def completion(
+    text: str,
+    end: str | None = "stop",
+    positions: Sequence[dict[str, object]] = (),
+    logprobs: dict[str, float] | None = None,
+    **message: object,
+) -> Response:
+    """Return a completion that ended so, behind a complete one that is the second choice.
+
+    Args:
+        positions: The log-probabilities of tokens, whose text is that of the answer.
+        logprobs: Those of the only token, the likeliest one.
+    """
+    if logprobs:
+        positions, text = [position(logprobs)], max(logprobs, key=lambda token: logprobs[token])
+    text = text or "".join(str(each["token"]) for each in positions)
+    first = {"index": 0, "message": {"content": text, **message}, "finish_reason": end}
+    first |= {"logprobs": {"content": positions}} if positions else {}
+    second = {"index": 1, "message": {"content": "90"}, "finish_reason": "stop"}
+    return JSONResponse({"choices": [second, first]})
 
 
 def frames_of(body: dict) -> int:
@@ -139,12 +150,8 @@ def position(tokens: dict[str, float]) -> dict[str, object]:
     return {**tops[0], "top_logprobs": tops}
 
 
-def answered(*positions: dict[str, object]) -> Response:
-    """Return a completion with the log-probabilities of these positions."""
-    message = {"role": "assistant", "content": "".join(str(each["token"]) for each in positions)}
-    choice = {"message": message, "finish_reason": "length", "logprobs": {"content": positions}}
-    body = httpx.Response(200, json={"choices": [choice]}).content
-    return Response(body, media_type="application/json")
+def failed(status: int, **headers: str) -> Response:
+    return Response("<html>sorry</html>", status_code=status, headers=headers)
 
 
 @pytest.fixture
@@ -177,17 +184,9 @@ def serving_judge(endpoint: Endpoint | str, **settings: object):
             yield post_score
 
 
-def test_the_text_is_parsed_as_a_percentage(post_score, endpoint):
+def test_frames_are_sent_as_images_before_the_question(post_score, endpoint):
     score = post_score().json()
     assert (score["score"], score["status"], score["model_output"]) == (0.8, "ok", "80")
-    endpoint.answers = ["1"]
-    assert post_score(task_text="another").json()["score"] == 0.01, (
-        "the shipped prompt asks for a percentage"
-    )
-
-
-def test_frames_are_sent_as_images_before_the_question(post_score, endpoint):
-    post_score()
     [message] = endpoint.requests[0]["messages"]
     kinds = [part["type"] for part in message["content"]]
     assert kinds == ["image_url"] * 3 + ["text"]
@@ -356,19 +355,37 @@ def test_a_calibration_is_bound_to_the_tokens_of_the_prompt(endpoint, write_cali
             assert post_score(fps=3).status_code == 502
 
 
+REFUSAL = "I will not judge this."
+REFUSED = [
+    (completion("80", "content_filter"), "refused", "content filter"),
+    (completion("80", refusal=REFUSAL), "refused", REFUSAL),
+]
+WIDE = [{"yes": 0.2, "the": 0.2}, {"the": 0.9, "a": 0.05}, {"no": 0.3, "a": 0.3}]
+
+
 @pytest.mark.parametrize(
-    ("text", "finish_reason"),
-    [("I cannot tell", "stop"), ("", "stop"), ("80", "length"), ("140%", "stop")],
+    ("readout", "answer", "cause", "words"),
+    [
+        ("text", "I cannot tell", "no_verdict", "I cannot tell"),
+        ("text", "", "no_verdict", ""),
+        ("text", completion("80", "length"), "answer_cut", "80"),
+        ("text", "140%", "no_verdict", "140%"),
+        *((readout, *each) for readout in ("text", "probability") for each in REFUSED),
+        *(("probability", tokens, "no_verdict", "lies between") for tokens in WIDE),
+    ],
 )
-def test_an_answer_without_a_score_is_an_abstention(post_score, endpoint, text, finish_reason):
-    endpoint.answers, endpoint.finish_reason = [text], finish_reason
-    for _ in range(2):
-        score = post_score().json()
-        assert (score["score"], score["status"], score["cached"]) == (None, "abstained", False)
-        assert text in score["model_output"]
+def test_an_answer_without_a_score_is_an_abstention(endpoint, readout, answer, cause, words):
+    endpoint.answers = [answer]
+    with serving_judge(endpoint, set=[f"readout={readout}"]) as post_score:
+        for _ in range(2):
+            score = post_score().json()
+            assert (score["score"], score["status"], score["cached"]) == (None, "abstained", False)
+            assert score["cause"] == cause and words in score["model_output"]
 
 
 def test_numbers_are_parsed_by_the_score_mode(post_score, endpoint):
+    endpoint.answers = ["1"]
+    assert post_score().json()["score"] == 0.01  # the shipped prompt asks for a percentage
     endpoint.answers = ["0.9"]
     assert post_score(backend_kwargs={"score_mode": "unit"}).json()["score"] == 0.9
     endpoint.answers = ["85"]
@@ -393,22 +410,15 @@ def test_the_probability_is_that_of_yes_against_no(endpoint, tokens, score):
     assert (request["logprobs"], request["top_logprobs"], request["max_tokens"]) == (True, 20, 8)
 
 
-@pytest.mark.parametrize(
-    "tokens", [{"yes": 0.2, "the": 0.2}, {"the": 0.9, "a": 0.05}, {"no": 0.3, "a": 0.3}]
-)
-def test_a_wide_interval_is_an_abstention(endpoint, tokens):
-    endpoint.answers = [tokens]
-    with serving_judge(endpoint, set=["readout=probability"]) as post_score:
-        answer = post_score().json()
-    assert (answer["score"], answer["status"]) == (None, "abstained")
-    assert "lies between" in answer["model_output"]
-
-
-def test_an_endpoint_without_log_probabilities_is_a_failure(endpoint):
+@pytest.mark.parametrize("logprobs", [None, (18.0, 17.0), (-0.1, -0.2), (0.5, -3.0)])
+def test_an_answer_without_log_probabilities_is_a_failure(endpoint, logprobs):
+    """As of vLLM with `--logprobs-mode raw_logits`: above 0, or with a sum above 1."""
+    if logprobs:
+        tops = [{"token": t, "logprob": p} for t, p in zip(("Yes", "No"), logprobs, strict=True)]
+        endpoint.answers = [completion("", positions=[{**tops[0], "top_logprobs": tops}])]
     with serving_judge(endpoint, set=["readout=probability"]) as post_score:
         answer = post_score()
-    assert answer.status_code == 502
-    assert "log-probabilities" in answer.json()["detail"]
+    assert answer.status_code == 502 and "no log-probabilities" in answer.json()["detail"]
 
 
 YES = position({"Yes": 0.8, "No": 0.2})
@@ -425,7 +435,7 @@ UNSURE = position({"Yes": 0.5, "No": 0.5})
     ],
 )  # fmt: skip
 def test_a_label_is_looked_for_behind_thoughts_and_marks(endpoint, positions, score, mass):
-    endpoint.answers = [answered(*positions)]
+    endpoint.answers = [completion("", "length", positions)]
     with serving_judge(endpoint, set=["readout=probability"]) as post_score:
         answer = post_score().json()
     assert answer["score"] == pytest.approx(score)
@@ -442,7 +452,7 @@ def test_a_label_is_looked_for_behind_thoughts_and_marks(endpoint, positions, sc
 )
 def test_labels_with_little_probability_are_an_abstention(endpoint, positions, cause):
     """Whatever their share is. The mass is a detail, and in a metric."""
-    endpoint.answers = [answered(*positions)]
+    endpoint.answers = [completion("", "length", positions)]
     settings = ["readout=probability", "max_tokens=2"]
     with serving_judge(endpoint, set=settings) as post_score:
         answer = post_score().json()
@@ -496,17 +506,6 @@ def test_the_exact_values_of_labels_are_requested_where_they_are_returned(
     assert second["details"]["uncertainty"] == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize("logprobs", [(18.0, 17.0), (-0.1, -0.2), (0.5, -3.0)])
-def test_values_that_are_no_log_probabilities_are_a_failure(endpoint, logprobs):
-    """As of vLLM with `--logprobs-mode raw_logits`: above 0, or with a sum above 1."""
-    tops = [{"token": t, "logprob": p} for t, p in zip(("Yes", "No"), logprobs, strict=True)]
-    endpoint.answers = [answered({**tops[0], "top_logprobs": tops})]
-    with serving_judge(endpoint, set=["readout=probability"]) as post_score:
-        answer = post_score()
-    assert answer.status_code == 502
-    assert "no log-probabilities" in answer.json()["detail"]
-
-
 def test_the_interval_covers_all_unseen_tokens():
     """Both ends are reached by some assignment of the remaining probability."""
     low, high = score_interval({1.0: 0.6, 0.0: 0.0}, 0.3)
@@ -518,120 +517,64 @@ def test_the_interval_covers_all_unseen_tokens():
 # Failures
 
 
-def failed(status: int, **headers: str) -> Response:
-    return Response("<html>sorry</html>", status_code=status, headers=headers)
-
-
-def test_temporary_failures_are_retried(post_score, endpoint):
-    endpoint.answers = [failed(500), failed(503), failed(429), "80"]
+def test_temporary_failures_are_retried_when_the_endpoint_says(post_score, endpoint):
+    endpoint.answers = [failed(500), failed(503), failed(429, **{"retry-after": "1"}), "80"]
     assert post_score().json()["score"] == 0.8
     assert len(endpoint.requests) == 4
+    assert endpoint.times[3] - endpoint.times[2] >= 0.95
 
 
-def test_retry_after_is_honored(post_score, endpoint):
-    endpoint.answers = [failed(429, **{"retry-after": "1"}), "80"]
-    assert post_score().json()["score"] == 0.8
-    assert endpoint.times[1] - endpoint.times[0] >= 0.95
+INVALID = ["<html>welcome</html>", "{}", '{"choices": []}', '{"choices": [{}]}', "[]", ""]
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 422])
-def test_permanent_failures_are_not_retried(post_score, endpoint, status):
-    endpoint.answers = [failed(status)]
+@pytest.mark.parametrize(
+    ("answer", "detail"),
+    [
+        *((failed(status), str(status)) for status in (400, 401, 404, 422)),
+        *((Response(body), "a valid chat completion") for body in INVALID),
+        *((completion("8", end), repr(str(end))) for end in (None, "max_tokens", "tool_calls")),
+    ],
+)
+def test_a_permanent_failure_is_not_retried(post_score, endpoint, answer, detail):
+    endpoint.answers = [answer]
     answer = post_score()
-    assert answer.status_code == 502
-    assert str(status) in answer.json()["detail"]
+    assert (answer.status_code, answer.json()["kind"]) == (502, "backend_failed")
+    assert detail in answer.json()["detail"]
     assert len(endpoint.requests) == 1
 
 
-@pytest.mark.parametrize(
-    "body",
-    ["<html>welcome</html>", "{}", '{"choices": []}', '{"choices": [{}]}', "[]", ""],
-)
-def test_an_invalid_completion_is_a_failure(post_score, endpoint, body):
-    endpoint.answers = [Response(body, media_type="application/json")]
-    answer = post_score()
-    assert answer.status_code == 502
-    assert "a valid chat completion" in answer.json()["detail"]
-
-
-# What ended the answer
-
-
-def ending(finish_reason: str | None, text: str = "8", **message: object) -> Response:
-    """Return a completion that ended so, behind a complete one that is the second choice."""
-    second = {"index": 1, "message": {"content": "90"}, "finish_reason": "stop"}
-    first = {"index": 0, "message": {"content": text, **message}, "finish_reason": finish_reason}
-    body = httpx.Response(200, json={"choices": [second, first]}).content
-    return Response(body, media_type="application/json")
-
-
 @pytest.mark.parametrize("reason", ["abort", "error"])
-def test_an_interrupted_answer_is_asked_for_again(post_score, endpoint, reason):
+def test_an_interrupted_answer_is_asked_for_again(post_score, endpoint, monkeypatch, reason):
     """As by vLLM at an update of weights: "8" of "85" is not 0.08, and is not cached."""
-    endpoint.answers = [ending(reason), ending("stop", "85")]
+    endpoint.answers = [completion("8", reason), "85"]
     score = post_score().json()
-    assert (score["score"], score["cached"]) == (0.85, False)
-    assert len(endpoint.requests) == 2
+    assert (score["score"], score["cached"], len(endpoint.requests)) == (0.85, False, 2)
     assert post_score().json()["cached"]
-
-
-def test_an_answer_that_is_always_interrupted_is_unavailable(endpoint, monkeypatch):
     monkeypatch.setattr(chat_endpoint, "_FIRST_WAIT", 0.001)
-    endpoint.answers = [ending("abort")]
-    with serving_judge(endpoint) as post_score:
-        answer = post_score()
-        assert (answer.status_code, answer.json()["kind"]) == (503, "unavailable")
-        assert "abort" in answer.json()["detail"]
-        endpoint.answers = [ending("stop", "85")]
-        assert post_score().json()["score"] == 0.85
-
-
-@pytest.mark.parametrize("readout", ["text", "probability"])
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (ending("content_filter", "80"), "content filter"),
-        (ending("stop", "80", refusal="I will not judge this."), "I will not judge this."),
-    ],
-)
-def test_a_refusal_is_an_abstention(endpoint, readout, answer, reason):
-    endpoint.answers = [answer]
-    with serving_judge(endpoint, set=[f"readout={readout}"]) as post_score:
-        score = post_score().json()
-    assert (score["score"], score["status"], score["cause"]) == (None, "abstained", "refused")
-    assert reason in score["model_output"]
-
-
-@pytest.mark.parametrize("reason", [None, "max_tokens", "tool_calls"])
-def test_an_answer_that_ends_otherwise_is_a_failure(post_score, endpoint, reason):
-    endpoint.answers = [ending(reason)]
-    answer = post_score()
-    assert answer.status_code == 502
-    assert f"finish_reason {str(reason)!r}" in answer.json()["detail"]
+    endpoint.answers = [completion("8", reason)]  # always
+    answer = post_score(fps=3)
+    assert (answer.status_code, answer.json()["kind"]) == (503, "unavailable")
+    assert reason in answer.json()["detail"]
 
 
 def test_the_size_of_a_response_is_limited(post_score, endpoint):
     """Of its content, not of what is sent."""
     body = gzip.compress(b" " * 20_000_000 + b"{}")
-    headers = {"content-encoding": "gzip"}
-    endpoint.answers = [Response(body, headers=headers, media_type="application/json")]
+    endpoint.answers = [Response(body, headers={"content-encoding": "gzip"})]
     answer = post_score()
     assert answer.status_code == 502
     assert "more than 16777216 bytes" in answer.json()["detail"]
 
 
-def test_the_deadline_ends_the_retries(endpoint):
-    endpoint.answers = [failed(503, **{"retry-after": "60"})]
+@pytest.mark.parametrize(
+    ("answer", "wait_s"), [(failed(503, **{"retry-after": "60"}), 0), ("", 30)]
+)
+def test_the_deadline_ends_a_call_and_its_retries(endpoint, answer, wait_s):
+    endpoint.answers, endpoint.wait_s = [answer], wait_s
     with serving_judge(endpoint, deadline_s=0.5) as post_score:
         watch = Stopwatch()
         assert post_score().status_code == 504
         assert watch.seconds < 15  # less than the 20 s that it waits to retry
-
-
-def test_a_slow_endpoint_exceeds_the_deadline(endpoint):
-    endpoint.wait_s = 30
-    with serving_judge(endpoint, deadline_s=0.3) as post_score:
-        assert post_score().status_code == 504
 
 
 def test_a_truncated_response_is_retried():
@@ -652,9 +595,12 @@ def test_a_truncated_response_is_retried():
     assert len(requests) > 1
 
 
-def test_an_unreachable_endpoint_is_an_error():
-    with serving_judge("http://127.0.0.1:1", deadline_s=1) as post_score:
+def test_an_unreachable_endpoint_is_an_error_and_the_service_not_ready():
+    with serving_judge("http://127.0.0.1:9", deadline_s=1) as post_score:
         assert post_score().status_code in {503, 504}
+        ready = post_score.ready()
+    assert ready.status_code == 503
+    assert "http://127.0.0.1:9/v1 does not answer: ConnectError" in ready.json()["detail"]
 
 
 def test_concurrent_requests_are_limited(endpoint):
@@ -739,11 +685,3 @@ def test_readiness_and_status_say_that_the_endpoint_is_down(endpoint, monkeypatc
             assert reason in answer()[1]
             assert main(["status", service]) == 1
             assert "does not answer: HTTP 502" in capsys.readouterr().out
-
-
-def test_a_service_whose_endpoint_cannot_be_reached_is_not_ready():
-    settings = VideoSettings(openai_url="http://127.0.0.1:9/v1", openai_model="m")
-    with serving(create_app(settings)) as service:
-        answer = httpx.get(f"{service}/readyz", trust_env=False)
-    assert answer.status_code == 503
-    assert "http://127.0.0.1:9/v1 does not answer: ConnectError" in answer.json()["detail"]

@@ -63,16 +63,12 @@ def test_roboreward_states_exactly_one_grade_or_abstains(text: str, grade: int |
     assert text in judgment.text
 
 
-def test_a_grade_that_the_token_limit_cut_abstains():
-    readout = roboreward.judge_spec(roboreward.RoboRewardSettings()).readouts["grade"]
-    judgment = readout.read([Completion("ANSWER: 4", truncated=True)], "auto")
-    assert judgment.score is None and "token limit" in judgment.text
-
-
-def test_roboreward_is_decoded_greedily():
+def test_roboreward_is_decoded_greedily_and_a_cut_grade_abstains():
     spec = roboreward.judge_spec(roboreward.RoboRewardSettings())
     params = spec.readouts["grade"].generation_params(spec.sampling, 1)
     assert (params.temperature, params.max_tokens, params.n) == (0, 128, 1)
+    judgment = spec.readouts["grade"].read([Completion("ANSWER: 4", truncated=True)], "auto")
+    assert judgment.score is None and "token limit" in judgment.text
 
 
 # topreward
@@ -123,25 +119,19 @@ def test_the_answer_of_sole_is_a_whole_number_of_percent(text: str, progress: fl
     assert judgment.details == ({} if progress is None else {"progress": progress})
 
 
-def test_sole_has_the_sampling_of_its_authors():
-    spec = sole_r1.judge_spec(sole_r1.SoleSettings())
-    params = spec.readouts["progress"].generation_params(spec.sampling, 1)
-    assert params == GenerationParams(max_tokens=200, temperature=1.0, top_p=0.9, top_k=50, n=1)
-
-
 def test_sole_sees_the_first_the_previous_and_the_current_frame():
     """In squares of 384 pixels with gaps of 5, resized to multiples of 28 pixels."""
-    image = _image(FirstPreviousCurrent().at(clip(4), 3, "?", None))
+    image = _image(FirstPreviousCurrent().full_prompt(clip(4), "?", None))
     assert image.shape == (392, 1176, 3)
     assert [int(image[196, x].mean()) for x in (190, 588, 980)] == [10, 30, 40]
     assert image[196, 390:392].max() < 10  # a gap
 
 
 def test_frames_are_fitted_into_the_middle_of_black_squares():
-    image = _image(FirstPreviousCurrent().at(clip(2, height=24, width=48), 1, "?", None))
+    image = _image(FirstPreviousCurrent().full_prompt(clip(2, height=24, width=48), "?", None))
     assert image[90, 190].max() == 0 and image[300, 190].max() == 0
     assert int(image[196, 190].mean()) == 10
-    tiny = FirstPreviousCurrent().at(clip(2, height=1, width=500), 1, "?", None)
+    tiny = FirstPreviousCurrent().full_prompt(clip(2, height=1, width=500), "?", None)
     assert _image(tiny).shape == (392, 1176, 3)
 
 
@@ -210,18 +200,11 @@ async def test_sole_asks_about_each_frame_with_the_progress_before():
     assert judgment.curve is not None
     assert judgment.curve.frames == [0, 5, 10, 15]
     assert judgment.curve.values == [0.0, 0.1, 0.0, 1.0]
-    assert judgment.details["progress"] == 1.0
-    assert judgment.details["unreadable_answers"] == 0
-    assert judgment.details["value_order_correlation"] == pytest.approx(0.632, abs=1e-3)
-    assert [line[:9] for line in judgment.text.splitlines()] == [
-        "[frame 5]",
-        "[frame 10",
-        "[frame 15",
-    ]
-
-
-async def test_an_unreadable_answer_leaves_the_progress_of_the_next_question():
-    engine = ScriptedEngine(*answers("30", "thirty", "40"))
+    expected = {"progress": 1.0, "unreadable_answers": 0, "value_order_correlation": 0.632}
+    assert judgment.details == pytest.approx(expected, abs=1e-3)
+    lines = [line.partition("]")[0] for line in judgment.text.splitlines()]
+    assert lines == ["[frame 5", "[frame 10", "[frame 15"]
+    engine = ScriptedEngine(*answers("30", "thirty", "40"))  # an answer that cannot be read
     await sole_judge(engine).judge("t", clip(4), {})
     assert "previous moment is 30%." in engine.questions[2]
 
@@ -238,52 +221,33 @@ async def test_the_last_answer_is_the_score_if_it_can_be_read(
     assert judgment.curve is not None and judgment.curve.values == curve
 
 
-async def test_a_single_frame_abstains():
+async def test_a_single_frame_abstains_and_a_failure_at_one_frame_fails_the_clip():
     judgment = await sole_judge(ScriptedEngine()).judge("t", clip(1), {})
     assert judgment.score is None and "first one" in judgment.text
-
-
-async def test_a_cancelled_clip_asks_no_further_question():
-    engine = ScriptedEngine(*answers("10"))
-    judging = asyncio.ensure_future(sole_judge(engine).judge("t", clip(9), {}))
-    async with asyncio.timeout(10):
-        while len(engine.questions) < 2:
-            await asyncio.sleep(0.01)
-    judging.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await judging
-    assert len(engine.questions) == 2
-
-
-async def test_a_failure_at_one_frame_fails_the_clip():
-    engine = ScriptedEngine(*answers("10"), "fail")
     with pytest.raises(BackendFailed):
-        await sole_judge(engine).judge("t", clip(9), {})
+        await sole_judge(ScriptedEngine(*answers("10"), "fail")).judge("t", clip(9), {})
 
 
-async def test_the_clips_of_concurrent_requests_do_not_wait_for_each_other():
+async def test_clips_do_not_wait_for_each_other_and_cancelled_ones_ask_no_further_question():
     """Each clip has one question in progress; those of all clips are in progress together."""
-    engine = ScriptedEngine()
-    judging = [asyncio.ensure_future(sole_judge(engine).judge("t", clip(3), {})) for _ in range(8)]
+    engine = ScriptedEngine(*answers("10"))
+    judging = [asyncio.ensure_future(sole_judge(engine).judge("t", clip(9), {})) for _ in range(8)]
     async with asyncio.timeout(10):
-        while len(engine.questions) < 8:
+        while len(engine.questions) < 9:  # the second one of the clip that got an answer
             await asyncio.sleep(0.01)
     for each in judging:
         each.cancel()
-    await asyncio.gather(*judging, return_exceptions=True)
-    assert len(engine.questions) == 8
+    results = await asyncio.gather(*judging, return_exceptions=True)
+    assert {type(each) for each in results} == {asyncio.CancelledError}
+    assert len(engine.questions) == 9
 
 
-@pytest.mark.parametrize("options", [{"curve": 4}, {"n": 2}, {"prompt_template": "x"}, {"x": 1}])
-async def test_sole_takes_no_options_that_it_cannot_honor(options: dict):
+def test_sole_takes_no_options_that_it_cannot_honor_and_is_not_cached():
     judge = sole_judge(ScriptedEngine())
     judge.check_options({"score_mode": "percentage"})
-    with pytest.raises(InvalidRequest, match=next(iter(options))):
-        judge.check_options(options)
-
-
-def test_scores_of_sole_are_not_cached():
-    judge = sole_judge(ScriptedEngine())
+    for options in ({"curve": 4}, {"n": 2}, {"prompt_template": "x"}, {"x": 1}):
+        with pytest.raises(InvalidRequest, match=next(iter(options))):
+            judge.check_options(options)
     assert not judge.deterministic
     sampling = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "max_tokens": 200}
     assert judge.provenance["sampling"] == sampling
@@ -295,25 +259,16 @@ def test_scores_of_sole_are_not_cached():
 AUTHORS = DATA / "video" / "authors"
 
 
-def test_the_prompt_of_roboreward_is_read_from_the_authors_file():
+def test_the_prompts_are_read_from_the_authors_files(tmp_path: Path):
     settings = roboreward.RoboRewardSettings(prompts=AUTHORS / "roboreward.md")
     prompt = roboreward.judge_spec(settings).readouts["grade"].prompt
     assert prompt.render("lift").startswith("Grade it")
     assert prompt.render("lift").endswith("Task: lift") and prompt.name == "roboreward_authors"
-
-
-def test_many_unclosed_blocks_are_read_in_linear_time(tmp_path: Path):
-    file = tmp_path / "README.md"
+    file = tmp_path / "README.md"  # many unclosed blocks take linear time
     file.write_text("```text\n" * 50_000 + (AUTHORS / "roboreward.md").read_text())
     assert roboreward.authors_text(file).render("lift").startswith("Grade it")
-
-
-def test_the_prompt_of_topreward_is_read_from_the_authors_file():
     rendered = topreward.authors_text(AUTHORS / "topreward.txt").render("lift {it}")
     assert rendered == "The video shows: lift {it} True or not? Answer:"
-
-
-def test_the_prompts_of_sole_are_read_from_the_authors_file():
     spec = sole_r1.judge_spec(sole_r1.SoleSettings(prompts=AUTHORS / "sole.txt"))
     assert spec.system is not None and spec.system.render("t") == "Think. Answer. Done."
     question = spec.readouts["progress"].prompt.render("lift", previous_progress="-5")

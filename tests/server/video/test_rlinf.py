@@ -61,17 +61,13 @@ def test_an_abstention_is_the_number_there_and_null_elsewhere(
 ):
     client = serve(FakeJudge(None), abstention="0.25")
     body = original_request(make_video(20), anything="is ignored")
-    answer = client.post(path, json=body)
-    assert (answer.status_code, answer.json()) == (
-        200,
-        {
-            "score": 0.25,
-            "model_output": "fake judgment of 16 frames",
-            "backend": "fake",
-            "abstained": True,
-            "cause": "no_verdict",
-        },
-    )
+    assert client.post(path, json=body).json() == {
+        "score": 0.25,
+        "model_output": "fake judgment of 16 frames",
+        "backend": "fake",
+        "abstained": True,
+        "cause": "no_verdict",
+    }
     assert replaced(client) == 1
     del body["anything"]
     single = client.post("/score", json=body).json()
@@ -83,24 +79,20 @@ def test_an_abstention_is_the_number_there_and_null_elsewhere(
     assert metric(client, results) == 3
 
 
-def test_a_score_is_that_of_the_judge(serve: Serve, make_video: MakeVideo):
-    client = serve(FakeJudge(0.75), abstention=0)
-    body = original_request(make_video(20), backend="fake", backend_kwargs={})
-    answer = client.post("/rlinf/score", json=body).json()
-    assert (answer["score"], answer["abstained"]) == (0.75, False)
-    assert answer.keys() > RECORDED["answer"].keys()
-    assert replaced(client) == 0
-
-
 @pytest.mark.parametrize(
-    ("error", "status"), [(RuntimeError("broken"), 502), (Overloaded("busy"), 429)]
+    ("error", "status"), [(None, 200), (RuntimeError("broken"), 502), (Overloaded("busy"), 429)]
 )
-def test_a_failure_stays_an_error(
-    serve: Serve, make_video: MakeVideo, error: Exception, status: int
+def test_a_score_is_that_of_the_judge_and_a_failure_stays_an_error(
+    serve: Serve, make_video: MakeVideo, error: Exception | None, status: int
 ):
-    client = serve(FakeJudge(error=error), abstention=0)
-    answer = client.post("/rlinf/score", json=original_request(make_video(20)))
-    assert answer.status_code == status and "score" not in answer.json()
+    client = serve(FakeJudge(0.75, error=error), abstention=0)
+    body = original_request(make_video(20), backend="fake", backend_kwargs={})
+    answer = client.post("/rlinf/score", json=body)
+    assert answer.status_code == status
+    if error is None:
+        assert (answer.json()["score"], answer.json()["abstained"]) == (0.75, False)
+        assert answer.json().keys() > RECORDED["answer"].keys()
+    assert ("score" in answer.json()) == (error is None)
     assert replaced(client) == 0
 
 
@@ -131,13 +123,11 @@ def test_only_null_error_and_numbers_from_0_to_1_are_accepted(given: object):
         read_settings(VideoSettings, {"abstention": given})
 
 
-def test_the_start_warns_what_the_number_means(caplog: pytest.LogCaptureFixture):
-    with caplog.at_level(logging.WARNING):
-        for abstention in ("null", "error", "1"):
-            settings = VideoSettings(abstention=abstention)
-            announce(create_app(settings, {"fake": FakeJudge()}), settings, "http://a")
-    [warning] = [each for each in caplog.messages if "ABSTENTIONS ARE SCORED" in each]
-    assert "ABSTENTIONS ARE SCORED 1 ON /rlinf/score" in warning
+def test_the_start_warns_what_the_number_means():
+    for abstention in ("null", "error", "1"):
+        app = create_app(VideoSettings(abstention=abstention), {"fake": FakeJudge()})
+        said = [each for each in app.service.warnings if "ABSTENTIONS ARE SCORED 1 ON" in each]
+        assert len(said) == (abstention == "1")
 
 
 # What is refused is reported
@@ -201,10 +191,9 @@ def test_the_profile_selects_gpus_where_there_are_some(monkeypatch: pytest.Monke
     for count, visible, expected in (
         (8, None, "0,1"), (8, "4,5,6", "4,5"), (0, None, "0,1"), (None, None, "0,1"), (0, "", ""),
     ):  # fmt: skip
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
         if visible is None:
-            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        else:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
         monkeypatch.setattr(settings_module, "gpu_count", lambda count=count: count)
         select_gpus(VideoSettings(**PROFILE))
         assert settings_module.os.environ["CUDA_VISIBLE_DEVICES"] == expected
@@ -250,11 +239,7 @@ def test_the_profile_selects_frames_as_the_client_of_the_original():
 
 @pytest.mark.parametrize(("given", "frame"), [({}, 9), (PROFILE, 8)])
 def test_all_kinds_of_clips_are_selected_from_by_the_profile(
-    serve: Serve,
-    make_video: MakeVideo,
-    frames_request: dict[str, Any],
-    given: dict[str, Any],
-    frame: int,
+    serve: Serve, make_video: MakeVideo, frames_request: dict, given: dict, frame: int
 ):
     client, clip = serve(**given), make_video(131)
     task = {"task_text": "t", "nframes": 16}
@@ -286,16 +271,12 @@ def write_server(folder: Path, user: str = "Task: {task_instruction}\\nHow far?"
     return file
 
 
-def test_the_prompts_are_read_from_a_copy_of_the_original_server(tmp_path: Path):
+def test_judges_ask_with_the_prompts_of_a_copy_of_the_original_server(tmp_path: Path):
     file = write_server(tmp_path)
     assert original_prompt(file).render("fold {it}") == "Task:\nfold {it}\n\nHow far?\n"
     system, user = authors_prompts(file)
     assert system.render("fold") == "Think {first}. Then answer."
     assert user.render("fold") == "Task: fold\nHow far?"
-
-
-def test_judges_ask_with_the_prompts_of_that_file(tmp_path: Path):
-    file = write_server(tmp_path)
     checkpoint = SimpleNamespace(tokens=lambda _: (1,))
     for given, expected in (({"prompts": file}, "How far?\n"), ({}, PERCENTAGE.template)):
         spec = qwen.judge_spec("any", QwenVllmSettings(**given), checkpoint)

@@ -16,10 +16,10 @@ from rewardfleet_server.video.judges import DeferredJudge, Judgment, loading
 from rewardfleet_server.video.judges.labels import Position, Token
 from rewardfleet_server.video.judges.loading import find_judge
 from rewardfleet_server.video.judges.vlm import Completion, ImagePart, VideoPart
+from rewardfleet_server.video.judges.vlm.checkpoint import QwenGeometry
+from rewardfleet_server.video.judges.vlm.factory import load_checkpoint
 from rewardfleet_server.video.judges.vlm.families import primo_r1
 from rewardfleet_server.video.judges.vlm.families.primo_r1 import PrimoSettings
-from rewardfleet_server.video.judges.vlm.families.qwen import load_checkpoint
-from rewardfleet_server.video.judges.vlm.geometry import QwenGeometry
 from rewardfleet_server.video.judges.vlm.judge import order_correlation, scores, with_curve
 from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo, FirstVideoLast, even_lengths
 from rewardfleet_server.video.judges.vlm.readouts import YES_AND_NO, LabelReadout, TextReadout
@@ -92,10 +92,11 @@ def test_models_that_need_more_memory_than_the_gpus_have_are_rejected(
     monkeypatch: pytest.MonkeyPatch, gpus: int
 ):
     """Without GPUs the shares of their memory do not matter."""
+    share = "gpu_memory_utilization"
     deferred = {
-        "first": DeferredJudge(FakeJudge, {"first.gpu_memory_utilization": 0.8}),
-        "second": DeferredJudge(FakeJudge, {"second.gpu_memory_utilization": 0.9}),
-        "same-as-second": DeferredJudge(FakeJudge, {"second.gpu_memory_utilization": 0.9}),
+        "first": DeferredJudge(FakeJudge, {f"first.{share}": 0.8}),
+        "second": DeferredJudge(FakeJudge, {f"second.{share}": 0.9}),
+        "same-as-second": DeferredJudge(FakeJudge, {f"second.{share}": 0.9}),
     }
     monkeypatch.setattr(loading, "find_judge", lambda name, _: deferred[name])
     monkeypatch.setattr(loading, "gpu_count", lambda: gpus)
@@ -109,20 +110,14 @@ def test_models_that_need_more_memory_than_the_gpus_have_are_rejected(
         assert set(loading.load_judges(both)) == {"first", "second"}
 
 
-@pytest.mark.parametrize("judge", ["qwen2_5_vl_vllm", "PRIMO-R1"])
-def test_a_judge_without_a_checkpoint_names_the_flag(judge: str):
-    with pytest.raises(ValueError, match=f"the judge {judge} needs --"):
-        find_judge(judge, VideoSettings())
-
-
-def test_the_settings_may_shorten_the_context(tmp_path: Path):
+def test_a_checkpoint_is_needed_whose_context_settings_may_shorten(tmp_path: Path):
+    for judge in ("qwen2_5_vl_vllm", "PRIMO-R1"):
+        with pytest.raises(ValueError, match=f"the judge {judge} needs --"):
+            find_judge(judge, VideoSettings())
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    assert load_checkpoint(ModelSettings(model_path=str(tmp_path)), "x").context == 16384
-    own = ModelSettings(model_path=str(tmp_path), max_model_len=4096)
-    assert load_checkpoint(own, "x").context == 4096
-
-
-# Sizes
+    for own in ({}, {"max_model_len": 4096}):
+        checkpoint = load_checkpoint(ModelSettings(model_path=str(tmp_path), **own), "x")
+        assert checkpoint.context == own.get("max_model_len", 16384)
 
 
 def test_the_name_of_a_geometry_is_part_of_cache_keys_and_does_not_change():
@@ -149,12 +144,8 @@ def test_longer_prefixes_begin_with_the_shorter_ones():
     assert [part.id for part in short.parts[:-1]] == [part.id for part in longer.parts[:2]]
     again = AsVideo().prefix_prompts(clip(16), 4, "?", None)[0][1]
     assert not {part.id for part in short.parts[:-1]} & {part.id for part in again.parts[:-1]}
-
-
-def test_a_short_clip_has_fewer_prefixes():
-    assert len(AsVideo().prefix_prompts(clip(3), 8, "?", None)) == 2
-    assert even_lengths(1, 5) == [1]
-    assert even_lengths(7, 3) == [3, 5, 7]
+    assert len(AsVideo().prefix_prompts(clip(3), 8, "?", None)) == 2  # a short clip has fewer
+    assert (even_lengths(1, 5), even_lengths(7, 3)) == ([1], [3, 5, 7])
 
 
 def test_primo_sees_first_frame_video_and_last_frame_of_every_prefix():
@@ -223,16 +214,12 @@ def test_a_rubric_is_the_expected_grade():
     assert judgment.score == pytest.approx(0.5)
 
 
-def test_samples_give_mean_and_spread():
-    completions = [Completion(text, truncated=False) for text in ("80", "90", "100", "the bowl")]
-    judgment = TextReadout(PERCENTAGE).read(completions, "percentage")
+def test_samples_give_mean_and_spread_and_too_few_with_a_score_abstain():
+    texts = [Completion(text, truncated=False) for text in ("80", "90", "100", "the bowl", "hm")]
+    judgment = TextReadout(PERCENTAGE).read(texts[:4], "percentage")
     assert judgment.score == pytest.approx(0.9)
     assert judgment.details == pytest.approx({"spread": math.sqrt(0.02 / 3), "samples": 3.0})
-
-
-def test_too_few_samples_with_a_score_abstain():
-    completions = [Completion(text, truncated=False) for text in ("80", "the bowl", "hm")]
-    assert TextReadout(PERCENTAGE).read(completions, "percentage").score is None
+    assert TextReadout(PERCENTAGE).read(texts[2:], "percentage").score is None
 
 
 @pytest.mark.parametrize(("text", "truncated", "score"), table("primo_answers"))

@@ -41,11 +41,9 @@ class _File:
         return os.pread(self._fd, length, position)
 
     def damaged(self, reason: str) -> InvalidRequest:
-        """Return the error of a file whose parts contradict each other."""
         return InvalidRequest(f"{self._label} is damaged and cannot be decoded: {reason}")
 
     def truncated(self, reason: str) -> InvalidRequest:
-        """Return the error of a file of which a part ends after the file."""
         return InvalidRequest(f"{self._label} is truncated: {reason}")
 
 
@@ -81,7 +79,11 @@ def check_container(fd: int, label: str, *, max_bytes: int) -> None:
     elif head[:4] == b"RIFF" and head[8:12] == b"AVI ":
         _check_avi(file)
     elif head[:4] == _EBML:
-        _check_matroska(file)
+        if not _segment(file).end:
+            raise file.damaged(
+                "it is a live recording that does not state its length, so it may be cut; convert "
+                "it to an mp4, mkv or webm file with a length"
+            )
     else:
         raise InvalidRequest(f"{label} is not a video; {ACCEPTED}")
 
@@ -133,10 +135,8 @@ def read_mp4_header(path: str) -> tuple[float, int]:
         moov = next(box for box in boxes if box.name == b"moov")
         mvhd = file.read(moov.content, moov.end - moov.content).partition(b"mvhd")[2]
     # Timescale and duration follow two times, which have 64 bits in version 1, as the duration.
-    wide = mvhd[:1] == b"\x01"
-    scale, duration = mvhd[20:24], mvhd[24:32]
-    if not wide:
-        scale, duration = mvhd[12:16], mvhd[16:20]
+    is_wide = mvhd[:1] == b"\x01"
+    scale, duration = (mvhd[20:24], mvhd[24:32]) if is_wide else (mvhd[12:16], mvhd[16:20])
     ticks = int.from_bytes(duration, "big")
     is_unknown = ticks == (1 << 8 * len(duration)) - 1
     seconds = 0.0 if is_unknown else ticks / max(int.from_bytes(scale, "big"), 1)
@@ -179,20 +179,8 @@ _ELEMENTS = {
 }
 
 
-def _check_matroska(file: _File) -> None:
-    if not _segment(file).end:
-        raise file.damaged(
-            "it is a live recording that does not state its length, so it may be cut; convert it "
-            "to an mp4, mkv or webm file with a length"
-        )
-
-
 def count_blocks(path: str) -> int:
-    """Return how many blocks a Matroska file has; check its elements, and checksums if there are.
-
-    Raises:
-        InvalidRequest: An element is damaged.
-    """
+    """Return how many blocks a Matroska file has; raise InvalidRequest if an element is damaged."""
     with open(path, "rb") as content:
         file = _File(content.fileno(), "the video")
         return sum(part.name in _BLOCKS for part in _elements(file, _segment(file)))
@@ -228,8 +216,7 @@ def _check_crc(file: _File, part: _Part) -> None:
         return
     checksum = 0
     for position in range(part.content + 6, part.end, _CHUNK):
-        content = file.read(position, min(_CHUNK, part.end - position))
-        checksum = zlib.crc32(content, checksum)
+        checksum = zlib.crc32(file.read(position, min(_CHUNK, part.end - position)), checksum)
     if checksum != int.from_bytes(head[2:], "little"):
         raise file.damaged("a checksum (CRC-32) is wrong")
 
@@ -257,10 +244,8 @@ def _vint(file: _File, head: bytes) -> tuple[int, int]:
     return int.from_bytes(head[:width], "big") & (1 << 7 * width) - 1, width
 
 
-# Chunks of RIFF files: avi
-
-
 def _check_avi(file: _File) -> None:
+    """Check the chunks of RIFF."""
     position = 0
     while (head := file.read(position, 8))[:4] == b"RIFF":  # what follows the last one is ignored
         length = int.from_bytes(head[4:], "little")

@@ -47,7 +47,7 @@ class DecodingLimit:
     those that come later.
     """
 
-    CAPACITY = 4 * 2**30
+    CAPACITY = 4 * 2**30  #: bytes
 
     _decoders: int  #: small requests, and large ones, that are decoded at a time
     _held: set[_Reservation] = field(default_factory=set, init=False)
@@ -70,12 +70,10 @@ class DecodingLimit:
         size = frames + decoder
         if size > self.CAPACITY:
             raise TooLarge(
-                f"decoding takes up to {size / 2**30:.1f} GiB; at most "
-                f"{self.CAPACITY / 2**30:g} GiB are available: send smaller or fewer frames, or "
-                "another codec"
+                f"decoding takes up to {size / 2**30:.1f} GiB; at most {self.CAPACITY / 2**30:g} "
+                "GiB are available: send smaller or fewer frames, or another codec"
             )
-        request = REQUEST.get(None) or object()
-        now = time.monotonic()
+        request, now = REQUEST.get(None) or object(), time.monotonic()
         last = max((each.due for each in self._waiting if each.request is request), default=now)
         due = min(max(now, last), now + _MAX_BATCH_SECONDS) + pixels * _SECONDS_PER_PIXEL
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -6,7 +6,7 @@ import ipaddress
 import socket
 import ssl
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import httpx
@@ -22,13 +22,10 @@ from rewardfleet.wire.errors import (
 )
 from rewardfleet_server.system.anonymous_file import AnonymousFile
 
-#: An IP address.
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
 #: Addresses for protocols, by IANA's registries. Python counts some of them as global.
-_SPECIAL = tuple(
-    map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "3fff::/20"))
-)
+_SPECIAL = [
+    *map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "3fff::/20"))
+]
 #: What is allocated of IPv6. Outside of it are addresses that embed an IPv4 address, to which a
 #: gateway would connect: compatible, mapped, translated (RFC 2765) and NAT64 ones.
 _GLOBAL_UNICAST, _6TO4 = map(ipaddress.ip_network, ("2000::/3", "2002::/16"))
@@ -39,7 +36,7 @@ _CONCURRENT = 16
 _SECONDS = 30.0
 
 
-def is_public(address: Address) -> bool:
+def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     """Return whether an address is on the public internet and does not embed another address.
 
     An IPv4-mapped one, which the resolver of a system may return for an IPv4 address, is that one.
@@ -58,19 +55,11 @@ class Fetcher:
 
     Args:
         hosts: The exact names of the allowed hosts; if there are none, nothing is fetched.
-        allowed: Returns whether an address may be connected to.
     """
 
-    def __init__(
-        self,
-        hosts: Sequence[str],
-        *,
-        max_bytes: int,
-        allowed: Callable[[Address], bool] = is_public,
-    ) -> None:
+    def __init__(self, hosts: Sequence[str], *, max_bytes: int) -> None:
         self._hosts = {host.lower() for host in hosts}
         self._max_bytes = max_bytes
-        self._allowed = allowed
         self._slots = asyncio.Semaphore(_CONCURRENT)
         self._http = httpx.AsyncClient(
             verify=tls_context() if hosts else False,
@@ -103,7 +92,6 @@ class Fetcher:
             raise BackendFailed(f"video_url cannot be fetched: {reason}") from None
 
     async def aclose(self) -> None:
-        """Close the connections; nothing can be fetched afterwards."""
         await self._http.aclose()
 
     async def _follow_redirects(self, url: str) -> AnonymousFile:
@@ -132,13 +120,12 @@ class Fetcher:
         """Make a request to the checked address: a second DNS lookup might give another one."""
         host, port = parts.hostname or "", parts.port or 443
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(
-                host, port, type=socket.SOCK_STREAM
-            )
+            loop = asyncio.get_running_loop()
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError:
             raise BackendFailed(f"video_url: the host {host} cannot be resolved") from None
         addresses = [ipaddress.ip_address(entry[4][0]) for entry in found]
-        if not addresses or not all(map(self._allowed, addresses)):
+        if not addresses or not all(map(is_public, addresses)):
             raise Forbidden(f"video_url: the host {host} has an address that is not public")
         target = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}".encode()
         return self._http.build_request(

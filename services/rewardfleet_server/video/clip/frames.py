@@ -74,8 +74,6 @@ def floor_indices(total: int, count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class DecodeSpec:
-    """The frames to decode of a source."""
-
     count: int  #: number of frames, evenly spread; all of them if the source has fewer
     max_pixels: int  #: the most pixels per frame; larger frames are scaled down
     select: Selection = sample_indices  #: selects the frames
@@ -125,8 +123,6 @@ def decode_video(path: str, spec: DecodeSpec) -> Clip:
 
 
 class Cost(NamedTuple):
-    """What decoding a clip takes."""
-
     memory: int  #: the most bytes besides the frames
     #: The pixels that are decoded, weighted by the time that they take: about 300 million per
     #: second and core.
@@ -153,8 +149,8 @@ def images_cost(images: Sequence[bytes]) -> Cost:
     Decoding reports that, and that there are too many pixels, or that sizes differ.
     """
     try:
-        width, height = _image_size(images[0])
-    except (OSError, ValueError, SyntaxError):
+        width, height = _image_size(images[0], 0)
+    except InvalidRequest:
         return Cost(0, 0)
     pixels = min(width * height, MAX_SOURCE_PIXELS)
     # One at a time: coefficients of progressive JPEG, the pixels, and a copy.
@@ -173,7 +169,10 @@ def decode_images(images: Sequence[bytes], fps: float | None, spec: DecodeSpec) 
         TooLarge: They are too large.
         TimeoutError: `stop` was set.
     """
-    sizes = {_checked_size(image, index) for index, image in enumerate(images)}
+    for index, image in enumerate(images):
+        if image.startswith(b"\x89PNG"):
+            _check_png(image, index)
+    sizes = {_image_size(image, index) for index, image in enumerate(images)}
     if len(sizes) > 1:
         examples = " and ".join(f"{width}x{height}" for width, height in sorted(sizes)[:3])
         raise InvalidRequest(f"frames_base64 differ in size ({examples}); send frames of one size")
@@ -266,17 +265,11 @@ def _check_png(content: bytes, index: int) -> None:
         position = end + 4
 
 
-def _image_size(content: bytes) -> tuple[int, int]:
+def _image_size(content: bytes, index: int) -> tuple[int, int]:
     """Return an image's width and height from its header, without decoding pixels."""
-    with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
-        return image.size
-
-
-def _checked_size(content: bytes, index: int) -> tuple[int, int]:
-    if content.startswith(b"\x89PNG"):
-        _check_png(content, index)
     try:
-        return _image_size(content)
+        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
+            return image.size
     except (OSError, ValueError, SyntaxError):
         raise InvalidRequest(f"frames_base64[{index}] is not a JPEG or PNG image") from None
 
@@ -317,8 +310,8 @@ def _scaled(frame: Frame, max_pixels: int) -> Frame:
 def _check_pixels(width: int, height: int) -> None:
     if width * height > MAX_SOURCE_PIXELS:
         raise TooLarge(
-            f"frames of {width}x{height} pixels; at most {MAX_SOURCE_PIXELS} (4096x2304) "
-            "are accepted"
+            f"frames of {width}x{height} pixels; at most {MAX_SOURCE_PIXELS} (4096x2304) are "
+            "accepted"
         )
 
 

@@ -46,8 +46,6 @@ Gray = NDArray[np.uint8]  #: gray levels of a frame or a small picture, `[H, W]`
 
 
 class Fault(NamedTuple):
-    """A fault of a recording."""
-
     kind: str  #: one of those above
     frame: int  #: the first one that it concerns
     is_end: bool = False  #: whether the frames before it are a clip of their own

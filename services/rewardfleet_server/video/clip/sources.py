@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -59,21 +59,14 @@ class Source(Protocol):
         return None
 
     def sha256(self) -> str:
-        """Check the source without decoding it; return the SHA-256 of its content, in hex.
-
-        See `VideoFiles.open` for errors.
-        """
+        """Check the source, see `VideoFiles.open`; return the SHA-256 of its content, in hex."""
 
     def digest_of(self, sha256: str) -> str:
         """Return what identifies the source, given the SHA-256 of its content."""
         return sha256
 
     def cost(self, part: TimeRange | None) -> Cost:
-        """Return what decoding takes, from headers; see `frames.video_cost` for errors.
-
-        Args:
-            part: The part of a video file that is decoded; None for all.
-        """
+        """Return what decoding the part of a file, or all, takes; see `frames.video_cost`."""
 
     def is_decoded(self, spec: DecodeSpec) -> bool:  # noqa: ARG002 - for those that are
         """Return whether `clip` takes microseconds and no memory. This does not block."""
@@ -122,17 +115,15 @@ class VideoFiles:
         self._all_local = all(os.stat(root).st_dev in self._local_devices for root in self._roots)
 
     def cached_digest(self, path: str) -> str | None:
-        """Return the stored digest of a file if the file has not changed, else None.
+        """Return the stored digest of a file that has not changed; None if that takes long.
 
-        It takes one `stat` on a local disk. On network file systems, which can block, the result
-        is None.
+        It takes one `stat` on a local disk. Network file systems can block.
         """
         if not self._all_local:
             return None
-        stored = self._digests.get(path)
-        if stored is None or stored[0][0] not in self._local_devices:
+        identity, digest = self._digests.get(path, ((), None))
+        if not identity or identity[0] not in self._local_devices:
             return None
-        identity, digest = stored
         for root in self._roots:
             try:
                 found = _identity(os.stat(os.path.join(root, path)))
@@ -163,7 +154,7 @@ class VideoFiles:
 
     @contextlib.contextmanager
     def open_unread(self, path: str) -> Iterator[int]:
-        """Open the file that a caller names, and do not read it. See `open`."""
+        """Open the file, without reading it; see `open`."""
         fd = _open(self._resolve(path), path)
         try:
             # Symlinks may have changed since the path was resolved: check the open file itself.
@@ -225,8 +216,6 @@ def _identity(status: os.stat_result) -> _Identity:
 
 @dataclass(frozen=True)
 class PathSource(Source):
-    """A file that the caller names by path."""
-
     files: VideoFiles  #: opens the file
     path: str  #: as the caller wrote it, absolute or relative to a root
 
@@ -261,8 +250,6 @@ class PathSource(Source):
 
 @dataclass(frozen=True)
 class AnonymousSource(Source):
-    """A video file that was uploaded or fetched."""
-
     video: AnonymousFile
     label: str  #: how error messages call it
     max_bytes: int  #: the largest file accepted
@@ -289,62 +276,60 @@ class AnonymousSource(Source):
 
 
 @dataclass(frozen=True)
-class ImagesSource(Source):
-    """Frames that the caller sent as JPEG or PNG images."""
+class _SentFrames(Source):
+    """Frames in the request itself."""
 
     has_quick_cost = True
-    images: Sequence[bytes]  #: one per frame, in order
+    parts: Sequence[Any]  #: their bytes, or views of these
     fps: float | None  #: frames per second, or None if unknown
 
     def cached_sha256(self) -> str | None:
-        return self.sha256() if sum(map(len, self.images)) <= _MAX_INLINE_BYTES else None
+        return self.sha256() if sum(map(len, self.parts)) <= _MAX_INLINE_BYTES else None
 
     def sha256(self) -> str:
         content = hashlib.sha256()
-        for image in self.images:
-            content.update(image)
+        for part in self.parts:
+            content.update(part)
         return content.hexdigest()
 
     def digest_of(self, sha256: str) -> str:
-        # Without the lengths, images cut at other positions would have the same digest.
-        parts = [self.fps, [len(image) for image in self.images], sha256]
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
+        return hashlib.sha256(repr([self.fps, *self._layout, sha256]).encode()).hexdigest()
+
+    @property
+    def _layout(self) -> tuple[object, ...]:
+        """How frames are divided in their bytes: otherwise, others would have the same digest."""
+        return ([*map(len, self.parts)],)
+
+
+class ImagesSource(_SentFrames):
+    """Frames that the caller sent as JPEG or PNG images, one per part, in order."""
 
     def cost(self, part: TimeRange | None) -> Cost:  # noqa: ARG002 - of video files only
-        return images_cost(self.images)
+        return images_cost(self.parts)
 
     def clip(self, spec: DecodeSpec, sha256: str) -> Clip:  # noqa: ARG002 - they cannot change
-        return decode_images(self.images, self.fps, spec)
+        return decode_images(self.parts, self.fps, spec)
 
 
 @dataclass(frozen=True)
-class FramesSource(Source):
-    """Frames that the caller sent as raw pixels."""
+class FramesSource(_SentFrames):
+    """Frames that the caller sent as raw pixels, uint8, in one part."""
 
-    has_quick_cost = True
     frames: Frames  #: their shape
-    pixels: bytes | memoryview  #: their bytes, uint8
-    fps: float | None  #: frames per second, or None if unknown
 
-    def cached_sha256(self) -> str | None:
-        return self.sha256() if len(self.pixels) <= _MAX_INLINE_BYTES else None
-
-    def sha256(self) -> str:
-        return hashlib.sha256(self.pixels).hexdigest()
-
-    def digest_of(self, sha256: str) -> str:
-        parts = [self.fps, self.frames.shape, self.frames.order, sha256]
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
+    @property
+    def _layout(self) -> tuple[object, ...]:
+        return self.frames.shape, self.frames.order
 
     def cost(self, part: TimeRange | None) -> Cost:  # noqa: ARG002 - of video files only
-        return Cost(0, len(self.pixels) // 3)
+        return Cost(0, len(self.parts[0]) // 3)
 
     def is_decoded(self, spec: DecodeSpec) -> bool:
         _, height, width, _ = self.frames.shape
         return self.frames.order == "THWC" and height * width <= spec.max_pixels
 
     def clip(self, spec: DecodeSpec, sha256: str) -> Clip:  # noqa: ARG002 - they cannot change
-        frames = np.frombuffer(self.pixels, np.uint8).reshape(self.frames.shape)
+        frames = np.frombuffer(self.parts[0], np.uint8).reshape(self.frames.shape)
         return select_frames(frames, self.fps, spec, is_planar=self.frames.order == "TCHW")
 
 

@@ -12,10 +12,8 @@ from .frames import DecodeSpec, decode_video
 from .sources import VideoFiles
 from .video_reader import TimeRange
 
-#: Seconds that decoding a clip for a page may take.
-_SECONDS = 20.0
-#: Strips of files that are kept, of some kilobytes each.
-_MAX_KEPT = 64
+#: Seconds that decoding a clip for a page may take, and strips that are kept, of some kilobytes.
+_SECONDS, _MAX_KEPT = 20.0, 64
 
 
 @dataclass(eq=False)
@@ -23,14 +21,10 @@ class FileStrips:
     """Strips of files. Some are kept, as a page asks for the same one again."""
 
     _files: VideoFiles  #: what may be read
-    _kept: dict[tuple[Any, ...], bytes] = field(default_factory=dict, init=False)
+    _kept: dict[tuple[Any, ...], bytes | None] = field(default_factory=dict, init=False)
 
     def strip_of(self, request: Mapping[str, Any]) -> bytes | None:
-        """Return frames of a clip; None if it cannot be read here, or has changed.
-
-        Args:
-            request: The fields of a request that names a path, and may say its `sha256`.
-        """
+        """Return frames of the clip of a request by path; None if it cannot be read, or changed."""
         start, end = request.get("start_s"), request.get("end_s")
         part = None if start is end is None else TimeRange(start or 0.0, end or float("inf"))
         try:
@@ -41,10 +35,9 @@ class FileStrips:
                 strip = self._kept.get(key) or _strip_of_part(path, part)
         except (RewardFleetError, TimeoutError):
             return None
-        if strip is not None:
-            if len(self._kept) >= _MAX_KEPT:
-                self._kept.clear()
-            self._kept[key] = strip
+        if len(self._kept) >= _MAX_KEPT:
+            self._kept.clear()
+        self._kept[key] = strip
         return strip
 
 

@@ -59,8 +59,6 @@ class TimeRange(NamedTuple):
 
 
 class VideoReader:
-    """The video stream of an open file."""
-
     def __init__(self, container: InputContainer, stream: VideoStream) -> None:
         self._container = container
         self._stream = stream
@@ -140,10 +138,8 @@ class VideoReader:
             InvalidRequest: Frames are missing or damaged.
             FFmpegError: The file cannot be read or decoded; `open_video` handles it.
         """
-        decoder = self._decoder()
-        most_bits = 8 * bytes_per_pixel(self._stream.codec_context)
-        prefix = _nal_prefix(decoder)
-        own = self._stream.codec_context
+        decoder, own = self._decoder(), self._stream.codec_context
+        most_bits, prefix = 8 * bytes_per_pixel(own), _nal_prefix(decoder)
         read = shown = decoded = 0
         first: int | None = None
         latest = -math.inf
@@ -199,9 +195,8 @@ class VideoReader:
         decoder = self._stream.codec_context
         eight_bits = decoder.format is not None and decoder.format.components[0].bits == 8
         has_alpha = "alpha_mode" in self._stream.metadata  # which that decoder would decode
-        if (decoder.name, eight_bits, has_alpha) == ("vp9", True, False) and (
-            _VP9_DECODER in codecs_available
-        ):
+        is_plain = (decoder.name, eight_bits, has_alpha) == ("vp9", True, False)
+        if is_plain and _VP9_DECODER in codecs_available:
             header = decoder.extradata
             decoder = cast("VideoCodecContext", CodecContext.create(_VP9_DECODER, "r"))
             decoder.extradata = header

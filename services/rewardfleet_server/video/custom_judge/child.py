@@ -39,11 +39,7 @@ _MAX_ERROR, _MAX_TRACEBACK, _MAX_RESULT = 2_000, 20_000, 200
 
 
 class Channel:
-    """The connection to the service.
-
-    Args:
-        connection: A connected socket that blocks.
-    """
+    """The connection to the service, by a socket that blocks."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

@@ -16,10 +16,11 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any
 
 import msgspec
@@ -28,6 +29,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from rewardfleet.wire.errors import BackendFailed, Problem, RewardFleetError, TooLarge, Unavailable
 from rewardfleet_server.system.child_process import describe_end
+from rewardfleet_server.video.judges import BackendKwargs, Judgment
 
 from . import child
 from .child import LENGTH, MAX_ANSWER_BYTES, MAX_BYTES
@@ -57,14 +59,8 @@ _CONNECTION_ENDED = (asyncio.IncompleteReadError, ConnectionError, ValueError, m
 _MAX_LINE = 64 * 1024
 
 
-class JudgeNotStarted(Exception):
-    """The factory failed, or the process ended in it."""
-
-
 @dataclass(frozen=True)
 class JudgeOrder:
-    """What a judge's process is to run."""
-
     name: str
     factory: str  #: `module:function`
     settings: Mapping[str, JsonValue]  #: the attributes of the factory's argument
@@ -88,19 +84,27 @@ class JudgeAnswer(msgspec.Struct):
 _decode_answer = msgspec.json.Decoder(JudgeAnswer).decode
 
 
-class JudgeProcess:
+class CustomJudge:
     """Calls a judge in a process of its own.
 
+    Its scores are not cached, because it is unknown what they depend on.
+
     Raises:
-        JudgeNotStarted: The factory failed.
+        ValueError: The factory failed.
     """
 
+    deterministic = False
+
     def __init__(self, order: JudgeOrder) -> None:
+        self.provenance: Mapping[str, JsonValue] = {"judge": "custom", "factory": order.factory}
         self._order = order
         self._label = f"judge {order.name}"
         started = time.monotonic()
         self._child = _JudgeChild(order)
-        ready = self._child.started(None)
+        try:
+            ready = self._child.started(None)
+        except ValueError as error:
+            raise ValueError(f"--custom-backend-factory {order.factory}: {error}") from error
         first_start_s = time.monotonic() - started
         self._max_restart_s = max(_RESTART_FACTOR * first_start_s, _MIN_RESTART_SECONDS)
         # A judge of coroutines takes as many calls as the service admits.
@@ -126,7 +130,17 @@ class JudgeProcess:
             )
         return self._problem
 
-    async def call(self, *arguments: JsonValue) -> JudgeAnswer:
+    def check_options(self, backend_kwargs: BackendKwargs) -> None:
+        """Accept any option: they are passed to `score_video`."""
+
+    async def judge_file(
+        self,
+        task_text: str,
+        path: str,
+        nframes: int,
+        max_pixels: int,
+        backend_kwargs: BackendKwargs,
+    ) -> Judgment:
         """Call `score_video`.
 
         Raises:
@@ -135,6 +149,15 @@ class JudgeProcess:
             TooLarge: The arguments are too large.
             Unavailable: The process is being restarted.
         """
+        answer = await self._call(task_text, path, nframes, max_pixels, dict(backend_kwargs))
+        if answer.problem is not None:
+            raise RewardFleetError.from_problem(Problem.model_validate(answer.problem))
+        if answer.error is not None:
+            log.error("%s failed: %s", self._label, f"{answer.error}\n{answer.traceback}".rstrip())
+            raise BackendFailed(f"{self._label} failed: {answer.error}"[:500])
+        return Judgment(answer.score, answer.text)
+
+    async def _call(self, *arguments: JsonValue) -> JudgeAnswer:
         self._check()
         await self._slots.acquire()
         try:
@@ -155,11 +178,6 @@ class JudgeProcess:
                 self._abandon(number, call)
             raise
         self._longest_s = max(self._longest_s, time.monotonic() - started)
-        if answer.problem is not None:
-            raise RewardFleetError.from_problem(Problem.model_validate(answer.problem))
-        if answer.error is not None:
-            log.error("%s failed: %s", self._label, f"{answer.error}\n{answer.traceback}".rstrip())
-            raise BackendFailed(f"{self._label} failed: {answer.error}"[:500])
         return answer
 
     @asynccontextmanager
@@ -241,7 +259,7 @@ class JudgeProcess:
                     # If this is cancelled, the process is killed, which ends the thread's wait.
                     await asyncio.to_thread(self._child.started, self._max_restart_s)
                     reader = await self._connect()
-                except (JudgeNotStarted, OSError) as error:
+                except (ValueError, OSError) as error:
                     reason = str(error)
                 else:
                     log.info("%s runs again", self._label)
@@ -320,25 +338,26 @@ class _JudgeChild:
                 start_new_session=True,  # Ctrl-C is for the service; all of it is killed at once
             )
         process, lock = self._process, threading.Lock()
-        self._lock = lock
-        weakref.finalize(self, _kill, process, lock)
-        self._label = label = f"judge {order.name}"
-        # Daemons, as neither may delay the end of the service.
-        self._output_thread = threading.Thread(
-            target=_copy_output, args=(label, process.stdout), name=label, daemon=True
-        )
-        self._output_thread.start()
-        reaping = (process, lock, self.exited)
-        threading.Thread(target=_reap, args=reaping, name=label, daemon=True).start()
+        self.kill = partial(_kill, process, lock)  #: kills it and those that it started
+        weakref.finalize(self, self.kill)
+        self._label = f"judge {order.name}"
+        self._output_thread = self._run(_copy_output, self._label, process.stdout)
+        self._run(_reap, process, lock, self.exited)
         content = _encoded(msgspec.to_builtins(order))
         with contextlib.suppress(OSError):  # it has ended already
             self.connection.sendall(LENGTH.pack(len(content)) + content)
+
+    def _run(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
+        # A daemon, as it may not delay the end of the service.
+        thread = threading.Thread(target=work, args=arguments, name=self._label, daemon=True)
+        thread.start()
+        return thread
 
     def started(self, timeout_s: float | None) -> JudgeAnswer:
         """Wait until it is ready for calls. Blocks.
 
         Raises:
-            JudgeNotStarted: The factory failed, or took longer, or the process ended in it.
+            ValueError: The factory failed, or took longer, or the process ended in it.
         """
         self.connection.settimeout(timeout_s)
         try:
@@ -354,11 +373,7 @@ class _JudgeChild:
             reason = f"it was not ready within {timeout_s or 0:.0f} s" if is_late else ""
         self.kill()
         status = self.wait()
-        raise JudgeNotStarted(reason or f"its process {describe_end(status)} before it was ready")
-
-    def kill(self) -> None:
-        """Kill the process and those that it started."""
-        _kill(self._process, self._lock)
+        raise ValueError(reason or f"its process {describe_end(status)} before it was ready")
 
     def wait(self) -> int:
         """Wait until it has ended and its output is logged; close the connection. Blocks."""

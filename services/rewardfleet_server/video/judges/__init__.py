@@ -3,7 +3,7 @@
 A judge is found by its name: its module, which has it in lower case, declares its settings and a
 builder as `JUDGE`, see `settings.py`. The builder returns a `Judge`, or a `DeferredJudge` whose
 model is loaded once all requested judges have passed their checks. Importing a module imports
-neither torch nor vLLM. Any other name is that of a judge that the user provides, see `custom.py`.
+neither torch nor vLLM. Any other name is that of a judge of the user's own, see `loading.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +19,12 @@ from rewardfleet.wire.video import Curve, NearestReference
 if TYPE_CHECKING:  # the settings are read where frames cannot be decoded, too
     from rewardfleet_server.video.clip.frames import Clip
 
+#: The options of a request.
+BackendKwargs = Mapping[str, JsonValue]
+
 
 @dataclass(frozen=True)
 class Judgment:
-    """The result of a judge."""
-
     score: float | None  #: in [0, 1], or None if the judge abstains; `text` then has the reason
     text: str  #: the judge's text output
     #: Other figures, by name.
@@ -62,12 +63,8 @@ class _Backend(Protocol):
     @property
     def outage(self) -> str | None: ...
 
-    def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
-        """Check the `backend_kwargs` of a request.
-
-        Raises:
-            InvalidRequest: They are not accepted.
-        """
+    def check_options(self, backend_kwargs: BackendKwargs) -> None:
+        """Raise InvalidRequest if the options of a request are not accepted."""
 
     def lifespan(self) -> AbstractAsyncContextManager[None]:
         """Return a context: entering it warms the judge up, leaving it releases its resources."""
@@ -76,9 +73,7 @@ class _Backend(Protocol):
 class ClipJudge(_Backend, Protocol):
     """A judge that gets decoded frames."""
 
-    async def judge(
-        self, task_text: str, clip: "Clip", backend_kwargs: Mapping[str, JsonValue]
-    ) -> Judgment:
+    async def judge(self, task_text: str, clip: "Clip", backend_kwargs: BackendKwargs) -> Judgment:
         """Judge a clip.
 
         Args:
@@ -100,7 +95,7 @@ class FileJudge(_Backend, Protocol):
         path: str,
         nframes: int,
         max_pixels: int,
-        backend_kwargs: Mapping[str, JsonValue],
+        backend_kwargs: BackendKwargs,
     ) -> Judgment:
         """Judge a video file; see `ClipJudge.judge` for errors.
 

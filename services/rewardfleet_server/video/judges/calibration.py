@@ -59,11 +59,7 @@ class JudgeCalibration:
         }
 
     def check_judge(self, provenance: Mapping[str, JsonValue]) -> None:
-        """Check that it is of a judge.
-
-        Raises:
-            ValueError: It is of another one, or of another checkpoint, prompt or readout.
-        """
+        """Raise ValueError if it is of another judge, checkpoint, prompt or readout."""
         wanted = self._binding.provenance
         found = json.loads(json.dumps(bound_provenance(provenance)))  # as the file has it
         for name in sorted({*wanted, *found}):
@@ -75,11 +71,7 @@ class JudgeCalibration:
                 )
 
     def check_request(self, request: VideoRequest) -> None:
-        """Check that a request has the options that the calibration was made with.
-
-        Raises:
-            InvalidRequest: It has others, with which the scores have another meaning.
-        """
+        """Raise InvalidRequest for other options, with which scores have another meaning."""
         for name, value in bound_fields(vars(request)).items():
             wanted = getattr(self._binding, name)
             if value != wanted:
@@ -89,11 +81,7 @@ class JudgeCalibration:
                 )
 
     def check_camera(self, clip: Clip) -> None:
-        """Check that frames have a size that the calibration was made with.
-
-        Raises:
-            InvalidRequest: They have another one: the clip is of another camera.
-        """
+        """Raise InvalidRequest for frames of another size: the clip is of another camera."""
         size = clip.frames[0].shape[:2]
         sizes = self._binding.frame_sizes
         if sizes and size not in sizes:
@@ -104,14 +92,11 @@ class JudgeCalibration:
             )
 
     def calibrated(self, judgment: Judgment, task_text: str) -> Judgment:
-        """Return a judgment with the calibrated score; an abstention stays one.
-
-        Each one is counted in the test for drift.
-        """
+        """Return a judgment with the calibrated score, and count it in the test for drift."""
         raw = None if judgment.score is None else float(judgment.score)
         if self.drift is not None:
             self.drift.add(raw, task_text)
-        if raw is None:
+        if raw is None:  # an abstention stays one
             return judgment
         score = self._calibration.map.value(raw, task_text)
         return replace(judgment, score=score, details={**judgment.details, "raw_score": raw})

@@ -43,8 +43,6 @@ class _Message(BaseModel):
 
 
 class Choice(BaseModel):
-    """A completion."""
-
     index: int = 0
     message: _Message
     finish_reason: str | None = None  #: why it ended; `length` if it was cut off
@@ -124,21 +122,20 @@ class ChatEndpoint:
         self.breaks += 1
         return f"the endpoint {self._base} does not answer: {reason}"
 
-    async def complete(
-        self, messages: Sequence[Mapping[str, object]], parameters: Mapping[str, object]
-    ) -> Choice:
+    async def complete(self, content: Sequence[object], parameters: Mapping[str, object]) -> Choice:
         """Return the first completion: an answer that is complete, cut or refused.
 
         Args:
+            content: The parts of the user's turn.
             parameters: Other fields of the request, e.g. of sampling.
 
         Raises:
             BackendFailed: A certificate or the request was refused, or no completion answered.
             Unavailable: It failed, or was interrupted, several times.
         """
-        body = {"model": self.model, "messages": messages, **parameters}
+        messages = [{"role": "user", "content": content}]
         async with self._slots:
-            return await self._answer(body)
+            return await self._answer({"model": self.model, "messages": messages, **parameters})
 
     async def single_tokens(self, texts: Sequence[str]) -> dict[str, int]:
         """Return the ids of those texts that are one token; none if it is not vLLM."""
@@ -153,7 +150,6 @@ class ChatEndpoint:
         return {text: ids[0] for text, ids in found if len(ids) == 1}
 
     async def _answer(self, body: Mapping[str, object]) -> Choice:
-        """Send a request, and retry what may succeed later, until the caller's deadline."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 response, content = await self._post(self.url, body)
@@ -211,7 +207,6 @@ class ChatEndpoint:
         return choice
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._http.aclose()
 
 

@@ -179,9 +179,8 @@ def _limits(counts: LabelCounts, sets: Floats, error: float) -> Floats:
 
     def bounds(of: list[int]) -> Floats:
         found, total = sets @ np.array(of, float), sum(of)
-        return np.where(
-            found < total, betaincinv(found + 1, np.maximum(total - found, 1), 1 - error), 1.0
-        )
+        bound = betaincinv(found + 1, np.maximum(total - found, 1), 1 - error)
+        return np.where(found < total, bound, 1.0)
 
     return np.maximum(bounds(counts.failures), bounds(counts.successes))
 

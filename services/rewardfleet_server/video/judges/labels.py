@@ -33,8 +33,6 @@ LABEL_MASS = Histogram(
 
 @dataclass(frozen=True)
 class Token:
-    """A token that may be at a position."""
-
     token: str  #: its text
     logprob: float  #: its natural log-probability, at most 0
 

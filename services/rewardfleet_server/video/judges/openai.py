@@ -1,8 +1,15 @@
-"""The judge `openai`: a model behind any OpenAI-compatible endpoint (vLLM, SGLang, Ollama, …)."""
+"""The judge `openai`: a model behind any OpenAI-compatible endpoint (vLLM, SGLang, Ollama, …).
+
+Engines sample videos again, such as at 2 frames per second, and do not say what they leave out. So
+it is proved by the tokens of prompts that each frame reaches the model: clips with 2, 4 and more
+frames are shown, and all pairs must add as many tokens as the second one.
+"""
 
 import asyncio
 import base64
+import hashlib
 import logging
+import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,6 +17,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import cv2
+import numpy as np
 from pydantic import BaseModel, FilePath, HttpUrl, JsonValue, PositiveInt, ValidationError
 
 from rewardfleet.wire.causes import VideoCause
@@ -19,12 +27,11 @@ from rewardfleet_server.video.judges.score_parser import PARSER_VERSION
 from rewardfleet_server.video.prompts import PERCENTAGE, YES_OR_NO, Prompt
 from rewardfleet_server.video.settings import VideoSettings, openai_api_key
 
-from . import Judgment
+from . import BackendKwargs, Judgment
 from .chat_endpoint import ChatEndpoint, Choice
 from .labels import HELP, LABEL_MASS, spellings
 from .options import PromptOptions
 from .settings import BuiltInJudge, SamplingSettings, own
-from .shown import ShownFrames
 from .vlm import Completion
 from .vlm.readouts import YES_AND_NO, LabelReadout, TextReadout
 
@@ -39,6 +46,14 @@ _LABEL_TOKENS = 8
 _CHECK_SECONDS = 5
 #: Seconds in which it must answer what the model is shown.
 _PROOF_SECONDS = 60
+#: The shortest clip that is proved is that of a default request.
+_LEAST_FRAMES = 16
+#: What to do if frames are left out. The flags are those of vLLM 0.32.
+_REMEDY = (
+    "use --set media=images, or start vLLM with --media-io-kwargs "
+    '\'{"video": {"video_backend": "opencv", "num_frames": -1}}\' '
+    "--mm-processor-kwargs '{\"do_sample_frames\": false}'; of images, send fewer"
+)
 
 
 class _Score(BaseModel, extra="forbid"):
@@ -50,8 +65,6 @@ _FORMAT: JsonValue = {"type": "json_schema", "json_schema": _SCHEMA}
 
 
 class OpenAISettings(SamplingSettings):
-    """The settings of `openai`."""
-
     read_if: ClassVar = {
         **dict.fromkeys(("temperature", "top_p"), ("readout", "structured", "text")),
         "min_label_mass": ("readout", "probability"),
@@ -77,11 +90,7 @@ class OpenAISettings(SamplingSettings):
 
 
 def build(settings: OpenAISettings, service: VideoSettings) -> "OpenAIJudge":
-    """Build the judge `openai`.
-
-    Raises:
-        ValueError: The endpoint or the model is missing.
-    """
+    """Build the judge; raise ValueError if the endpoint or the model is missing."""
     if settings.url is None or settings.model is None:
         raise ValueError("the judge openai needs --openai-url and --openai-model")
     endpoint = ChatEndpoint(
@@ -95,12 +104,6 @@ def build(settings: OpenAISettings, service: VideoSettings) -> "OpenAIJudge":
 
 
 class OpenAIJudge:
-    """Sends frames and question to `POST {url}/chat/completions`.
-
-    Args:
-        settings: The readout, the prompt, how frames are sent, and the sampling of text.
-    """
-
     failure = None
     #: Why the endpoint cannot be used now, or None.
     outage: str | None = "the endpoint has not been asked yet"
@@ -110,7 +113,7 @@ class OpenAIJudge:
         self._readout = settings.readout
         template = settings.prompt_template
         shipped = YES_OR_NO if self._readout == "probability" else PERCENTAGE
-        self._prompt = Prompt.of(template) if template else shipped
+        self._prompt = Prompt(template) if template else shipped
         self._media = settings.media
         self._labels: LabelReadout | None = None
         self._sampling = settings.model_dump(include={"temperature", "top_p", "max_tokens"})
@@ -120,8 +123,12 @@ class OpenAIJudge:
             if "max_tokens" in settings.model_fields_set:  # of thoughts before a label
                 self._sampling["max_tokens"] = settings.max_tokens
         self.deterministic = self._sampling["temperature"] == 0
-        self._shown = ShownFrames(endpoint, self._show)
         self._honored: Mapping[str, JsonValue] = {}  #: fields that not all endpoints honor
+        # What is proved until the endpoint is restarted, and by which number of its breaks.
+        self._proving, self._breaks = asyncio.Lock(), -1
+        self._most_frames = self._highest_rate = 0.0  # of the clips that are shown completely
+        #: Of the tokens that clips of 0, 2 and 4 frames become, or of their number.
+        self._rendered: str | None = None
         self._provenance: Mapping[str, JsonValue] = {
             "judge": "openai",
             "url": endpoint.url,
@@ -136,14 +143,12 @@ class OpenAIJudge:
     @property
     def provenance(self) -> Mapping[str, JsonValue]:
         honored: list[JsonValue] = [*self._honored]
-        return {**self._provenance, "rendered_prompt": self._shown.digest, "honored": honored}
+        return {**self._provenance, "rendered_prompt": self._rendered, "honored": honored}
 
-    def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
+    def check_options(self, backend_kwargs: BackendKwargs) -> None:
         PromptOptions.of(backend_kwargs).prompt_or(self._prompt)
 
-    async def judge(
-        self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
-    ) -> Judgment:
+    async def judge(self, task_text: str, clip: Clip, backend_kwargs: BackendKwargs) -> Judgment:
         options = PromptOptions.of(backend_kwargs)
         prompt = options.prompt_or(self._prompt)
         # Other prompts may want other answers.
@@ -151,7 +156,7 @@ class OpenAIJudge:
         readout = self._labels or TextReadout(prompt)
         choice = await self._ask(prompt, task_text, clip, {**self._sampling, **more})
         # After the answer: the endpoint may have been restarted while this waited for it.
-        is_proved = await self._shown.prove(len(clip.frames), clip.fps or UNKNOWN_FPS)
+        is_proved = await self._prove(len(clip.frames), clip.fps or UNKNOWN_FPS)
         text, is_cut = choice.message.content or "", choice.finish_reason == "length"
         positions = choice.logprobs.content if choice.logprobs else ()
         if choice.refusal is not None:
@@ -177,9 +182,46 @@ class OpenAIJudge:
         make_parts = _video_parts if self._media == "video" else _images
         parts = await asyncio.to_thread(make_parts, clip) if clip else []
         question = {"type": "text", "text": prompt.render(task_text)}
-        return await self._endpoint.complete(
-            [{"role": "user", "content": [*parts, question]}], more
-        )
+        return await self._endpoint.complete([*parts, question], more)
+
+    async def _prove(self, frames: int, rate: float) -> bool:
+        """Return whether clips like this are shown completely; False if tokens are not counted.
+
+        Raises:
+            BackendFailed: Some frames are left out.
+            Unavailable: The endpoint fails.
+        """
+        async with self._proving:
+            if self._breaks != self._endpoint.breaks:
+                self._breaks = self._endpoint.breaks
+                self._most_frames = self._highest_rate = 0.0
+            if frames > self._most_frames or rate > self._highest_rate:
+                most = max(frames, int(self._most_frames), _LEAST_FRAMES)
+                await self._prove_anew(most, max(rate, self._highest_rate))
+            return self._rendered is not None
+
+    async def _prove_anew(self, frames: int, rate: float) -> None:
+        clips = (None, _black(2), _black(4), _black(frames, rate))
+        try:
+            answers = [await self._show(clip) for clip in clips]
+            none, two, four, all_frames = (answer.prompt_tokens for answer in answers)
+            reason = None if two > none else "its usage.prompt_tokens does not count frames"
+        except BackendFailed as error:
+            reason = error.detail
+        if reason is not None:
+            log.warning("it is not known whether the model sees all frames: %s", reason)
+            self._rendered, self._most_frames, self._highest_rate = None, math.inf, math.inf
+            return
+        pair = four - two
+        shown = 2 + 2 * (all_frames - two) / pair if pair > 0 else 2
+        if shown < frames - 0.5:
+            raise BackendFailed(
+                f"the endpoint shows the model about {shown:.0f} of {frames} frames that are sent "
+                f"at {rate:.3g} frames per second: {_REMEDY}"
+            )
+        tokens = [answer.prompt_token_ids or answer.prompt_tokens for answer in answers[:3]]
+        self._rendered = hashlib.sha256(str(tokens).encode()).hexdigest()[:16]
+        self._most_frames, self._highest_rate = frames, rate
 
     async def _show(self, clip: Clip | None) -> Choice:
         """Show a clip, for the tokens of the prompt; without one, also find what is honored."""
@@ -236,12 +278,17 @@ class OpenAIJudge:
         if outage is None:
             try:
                 async with asyncio.timeout(_PROOF_SECONDS):
-                    await self._shown.prove()
+                    await self._prove(_LEAST_FRAMES, UNKNOWN_FPS)
             except (BackendFailed, Unavailable, TimeoutError) as error:
                 outage = getattr(error, "detail", "the endpoint answers too slowly")
         if outage not in {None, self.outage}:
             log.warning(outage)
         self.outage = outage
+
+
+def _black(frames: int, fps: float = UNKNOWN_FPS) -> Clip:
+    frame = np.zeros((224, 224, 3), np.uint8)
+    return Clip((frame,) * frames, tuple(range(frames)), frames, fps, 224 * 224)
 
 
 def _images(clip: Clip) -> list[dict[str, object]]:
@@ -274,6 +321,7 @@ def _is_structured(text: str) -> bool:
     return True
 
 
+_URL, _MODEL = "http://127.0.0.1:8000/v1", "Qwen/Qwen2.5-VL-7B-Instruct"
 JUDGE = BuiltInJudge(
     "openai",
     OpenAISettings,
@@ -284,8 +332,5 @@ JUDGE = BuiltInJudge(
         "text": "The number or the verdict that the answer states.",
         "probability": "P(yes) / (P(yes) + P(no)), behind thoughts and marks.",
     },
-    (
-        *("--openai-url", "http://127.0.0.1:8000/v1"),
-        *("--openai-model", "Qwen/Qwen2.5-VL-7B-Instruct"),
-    ),
+    ("--openai-url", _URL, "--openai-model", _MODEL),
 )

@@ -22,11 +22,7 @@ class JudgeOptions(BaseModel):
 
     @classmethod
     def of(cls, backend_kwargs: Mapping[str, JsonValue]) -> Self:
-        """Validate the options of a request.
-
-        Raises:
-            InvalidRequest: An option is unknown or has an invalid value.
-        """
+        """Return the options of a request; raise InvalidRequest if they are not accepted."""
         return validate(cls, backend_kwargs, prefix="backend_kwargs: ")
 
 
@@ -36,7 +32,6 @@ class PromptOptions(JudgeOptions):
     prompt_template: str | None = None  #: replaces the judge's prompt
 
     def prompt_or(self, default: Prompt) -> Prompt:
-        """Return the requested prompt, or that of the judge; see `requested_prompt`."""
         return requested_prompt("prompt_template", self.prompt_template) or default
 
     def mode(self, prompt: Prompt, *, is_percentage: bool) -> Scale:
@@ -51,17 +46,8 @@ class PromptOptions(JudgeOptions):
 
 
 def requested_prompt(name: str, template: str | None) -> Prompt | None:
-    """Return the prompt of a template from a request, or None if there is none.
-
-    Args:
-        name: The option, for messages.
-
-    Raises:
-        InvalidRequest: The template is not accepted.
-    """
-    if template is None:
-        return None
+    """Return the prompt of a template in the option `name`, or raise InvalidRequest."""
     try:
-        return Prompt.of(template)
+        return None if template is None else Prompt(template)
     except ValueError as error:
         raise InvalidRequest(f"backend_kwargs.{name}: {error}") from None

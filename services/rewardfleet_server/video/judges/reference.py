@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 
 from pydantic import DirectoryPath, JsonValue
 
@@ -12,7 +13,7 @@ from rewardfleet_server.video.references.library import SHIPPED, load_library
 from rewardfleet_server.video.references.matcher import Library, ReferenceMatcher
 from rewardfleet_server.video.settings import VideoSettings
 
-from . import Judgment
+from . import BackendKwargs, Judgment
 from .options import JudgeOptions
 from .settings import BuiltInJudge, JudgeSettings, own
 
@@ -21,17 +22,11 @@ _VERSION = 5
 
 
 class ReferenceSettings(JudgeSettings):
-    """The settings of `reference`."""
-
     library: DirectoryPath | None = own(None, "Labeled rollouts. Default: those in the package.")
 
 
 def build(settings: ReferenceSettings, service: VideoSettings) -> "ReferenceJudge":
-    """Build the judge `reference` from the library that the settings name.
-
-    Raises:
-        ValueError: There is no library, or it is damaged.
-    """
+    """Build the judge; raise ValueError if there is no library, or if it is damaged."""
     del service
     folder = settings.library or SHIPPED
     try:
@@ -41,11 +36,7 @@ def build(settings: ReferenceSettings, service: VideoSettings) -> "ReferenceJudg
 
 
 class ReferenceJudge:
-    """Compares the end of a clip with labeled rollouts of the same task, without a model or a GPU.
-
-    It is for use until a vision-language model is configured. It needs a fixed camera and
-    references of the task; it understands neither the task nor the scene.
-    """
+    """Compares the end of a clip with labeled rollouts of its task, without a model or a GPU."""
 
     deterministic = True
     failure = outage = None
@@ -59,18 +50,14 @@ class ReferenceJudge:
             "references": len(library.references),
         }
 
-    def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
+    def check_options(self, backend_kwargs: BackendKwargs) -> None:
         if backend_kwargs:
             JudgeOptions.of(backend_kwargs)  # which have no effect
 
-    async def judge(
-        self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
-    ) -> Judgment:
-        """Return the probability of success; abstain if the task has no references."""
+    async def judge(self, task_text: str, clip: Clip, backend_kwargs: BackendKwargs) -> Judgment:
         del backend_kwargs  # they have no effect
-        return await run_in_thread(
-            self._threads, lambda: self._matcher.compare(task_text, clip.frames)
-        )
+        comparing = partial(self._matcher.compare, task_text, clip.frames)
+        return await run_in_thread(self._threads, comparing)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:

@@ -45,8 +45,6 @@ Scale = ScoreMode | float | None
 
 @dataclass(frozen=True)
 class ParsedScore:
-    """The result of parsing a text."""
-
     score: float | None  #: in [0, 1], or None if the text has no clear score
     reason: str  #: a short sentence: what was parsed, or why nothing was
 
@@ -317,7 +315,6 @@ def _float(digits: str) -> float | None:
 
 
 def _share(digits: str, scale: Scale, *, is_percent: bool) -> float | None:
-    """Return the score of a number on a scale, or None if it is none."""
     number = _float(digits)
     scale = "percentage" if is_percent else scale
     if number is None or scale is None or (scale == "auto" and 1 <= number <= 10):

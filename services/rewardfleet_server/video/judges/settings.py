@@ -175,11 +175,7 @@ def no_such_setting(names: Sequence[str], key: str) -> str:
 
 
 def validated(name: str, values: Mapping[str, Any]) -> JudgeSettings:
-    """Return the settings of a judge that comes with the service.
-
-    Raises:
-        ValueError: A value is not accepted.
-    """
+    """Return the settings of a judge; raise ValueError if a value is not accepted."""
     judge = built_in(name)
     assert judge is not None  # noqa: S101 - callers ask about those that exist
     try:

@@ -17,9 +17,6 @@ from pydantic import AfterValidator
 #: original LIBERO reward server.
 FIELDS = ("task", "task_instruction")
 
-#: Names of fields.
-Fields = tuple[str, ...]
-
 _MAX_TEMPLATE = 20_000
 #: How often a template may name the task; this limits the length of the prompt.
 _MAX_FIELDS = 4
@@ -27,30 +24,26 @@ _MAX_FIELDS = 4
 
 @dataclass(frozen=True)
 class Prompt:
-    """A template whose only fields are those in `FIELDS`, and further ones of its judge."""
+    """A template whose only fields are those in `FIELDS`, and further ones of its judge.
+
+    Raises:
+        ValueError: It has other fields, attributes, indices, formats or single braces, or is empty
+            or too long.
+    """
 
     template: str  #: text with `{task}`; literal braces are doubled
     name: str = "custom"  #: the name of its file; `custom` for a template from settings or requests
     version: int = 0  #: increased with every change of the file's text
-    more_fields: Fields = ()  #: names of the further fields
+    more_fields: tuple[str, ...] = ()  #: names of the further fields
 
-    @classmethod
-    def of(
-        cls, template: str, name: str = "custom", version: int = 0, *, more_fields: Fields = ()
-    ) -> Self:
-        """Make a prompt of a template, which may contain `FIELDS` and `more_fields` only.
-
-        Raises:
-            ValueError: It has other fields, attributes, indices, formats or single braces, or is
-                empty or too long.
-        """
-        if not template.strip() or len(template) > _MAX_TEMPLATE:
+    def __post_init__(self) -> None:
+        if not self.template.strip() or len(self.template) > _MAX_TEMPLATE:
             raise ValueError(f"give 1 to {_MAX_TEMPLATE} characters")
         try:
-            parts = list(Formatter().parse(template))
+            parts = list(Formatter().parse(self.template))
         except ValueError as error:
             raise ValueError(f"{error}; write {{{{ and }}}} for braces") from None
-        accepted = (*FIELDS, *more_fields)
+        accepted = (*FIELDS, *self.more_fields)
         for _, field, spec, conversion in parts:
             if field is not None and (field not in accepted or spec or conversion):
                 names = " and ".join(f"{{{name}}}" for name in accepted)
@@ -59,15 +52,13 @@ class Prompt:
                 )
         if sum(field is not None for _, field, _, _ in parts) > _MAX_FIELDS:
             raise ValueError(f"name the task at most {_MAX_FIELDS} times")
-        return cls(template, name, version, more_fields)
 
     @classmethod
-    def load(cls, name: str, *, more_fields: Fields = ()) -> Self:
+    def load(cls, name: str, *, more_fields: tuple[str, ...] = ()) -> Self:
         """Read one of the prompts that come with the service, by the name of its file."""
         text = resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
         content = tomllib.loads(text)
-        template = content["template"].strip("\n")
-        return cls.of(template, name, content["version"], more_fields=more_fields)
+        return cls(content["template"].strip("\n"), name, content["version"], more_fields)
 
     @property
     def digest(self) -> str:
@@ -76,7 +67,6 @@ class Prompt:
 
     @property
     def provenance(self) -> dict[str, str | int]:
-        """Name, version and digest."""
         return {"name": self.name, "version": self.version, "sha256": self.digest}
 
     def render(self, task_text: str, **more: str) -> str:
@@ -98,7 +88,7 @@ RUBRIC = Prompt.load("rubric")
 
 def _check_template(text: str) -> str:
     if text:  # an empty text stands for the shipped prompt
-        Prompt.of(text)
+        Prompt(text)
     return text
 
 

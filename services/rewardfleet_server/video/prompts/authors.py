@@ -46,16 +46,12 @@ def read_texts(file: Path) -> Texts:
 
 def read_fences(file: Path) -> list[str]:
     """Return the blocks of a Markdown file that are fenced as `text`."""
-    blocks = _FENCE.findall(file.read_text(encoding="utf-8"))
-    return [block.removesuffix("\n") for block in blocks]
+    text = file.read_text(encoding="utf-8")
+    return [block.removesuffix("\n") for block in _FENCE.findall(text)]
 
 
 def one_text(texts: Texts, name: str) -> str:
-    """Return the text that the file assigns to a name.
-
-    Raises:
-        ValueError: It assigns none, or several.
-    """
+    """Return the text that the file assigns to a name; raise ValueError for none or several."""
     found = set(texts.get(name, ()))
     if not found:
         raise ValueError(f"it assigns no text to {name}")
@@ -89,7 +85,7 @@ def authors_prompt(text: str, name: str, *, more_fields: tuple[str, ...] = ()) -
     for field in ("task", *more_fields):
         if f"{{{field}}}" not in text:
             raise ValueError(f"the text has no field for {{{field}}}")
-    return Prompt.of(text, name, more_fields=more_fields)
+    return Prompt(text, name, more_fields=more_fields)
 
 
 def original_prompt(file: Path) -> Prompt:
@@ -99,18 +95,14 @@ def original_prompt(file: Path) -> Prompt:
         ValueError: The file does not assign it, or the text does not name the task.
     """
     text = one_text(read_texts(file), "DEFAULT_QWEN_PROMPT_TEMPLATE")
-    return _naming_the_task(Prompt.of(text, "original"))
+    return _naming_the_task(Prompt(text, "original"))
 
 
 def original_primo_prompts(texts: Texts) -> tuple[Prompt, Prompt]:
-    """Return the system and user prompt for PRIMO-R1 of that file.
-
-    Raises:
-        ValueError: It does not assign one of them, or the second does not name the task.
-    """
+    """Return the system and user prompt for PRIMO-R1 of that file; see `original_prompt`."""
     system = escaped(one_text(texts, "PRIMO_R1_SYSTEM_PROMPT"))  # the server does not format it
-    user = Prompt.of(one_text(texts, "PRIMO_R1_USER_PROMPT"), "primo_user_original")
-    return Prompt.of(system, "primo_system_original"), _naming_the_task(user)
+    user = Prompt(one_text(texts, "PRIMO_R1_USER_PROMPT"), "primo_user_original")
+    return Prompt(system, "primo_system_original"), _naming_the_task(user)
 
 
 def escaped(text: str) -> str:
@@ -130,19 +122,17 @@ def _texts_of(module: ast.Module) -> Texts:
     for prefix, scope in [("", module), *((f"{each.name}.", each) for each in functions)]:
         for node in ast.walk(scope):
             match node:
-                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict() as value):
-                    for key, each in zip(value.keys, value.values, strict=True):
-                        if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                            _add(texts, f"{prefix}{name}[{key.value}]", each)
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict(keys=keys) as value):
+                    names = [f"{name}[{getattr(key, 'value', None)}]" for key in keys]
+                    found = zip(names, value.values, strict=True)
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                    _add(texts, prefix + name, value)
+                    found = zip([name], [value], strict=True)
+                case _:
+                    continue
+            for each, expression in found:
+                if (text := _text(expression)) is not None:
+                    texts.setdefault(prefix + each, []).append(text)
     return texts
-
-
-def _add(texts: Texts, name: str, value: ast.expr) -> None:
-    text = _text(value)
-    if text is not None:
-        texts.setdefault(name, []).append(text)
 
 
 def _text(node: ast.expr) -> str | None:

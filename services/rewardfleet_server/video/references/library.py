@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from functools import cache, partial
 from pathlib import Path, PurePath
-from typing import Any, Self
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, model_validator
 
@@ -36,10 +36,8 @@ class ManifestEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    #: Path of the video file, relative to the library.
-    file: str = Field(min_length=1)
-    #: The task; case and punctuation do not matter.
-    task_text: str
+    file: str = Field(min_length=1)  #: path of the video file, relative to the library
+    task_text: str  #: the task; case and punctuation do not matter
     success: bool  #: whether the task was done at the end of the clip
     #: Index of the first frame that shows the success; it improves the judge.
     success_frame: NonNegativeInt | None = None
@@ -77,11 +75,7 @@ def load_library(folder: Path) -> Library:
 
 
 def count_references(folder: Path) -> dict[str, Counter[bool]]:
-    """Return how many successes (True) and failures of each task a library has.
-
-    Raises:
-        ValueError: Its manifest is missing or damaged.
-    """
+    """Return how many successes (True) and failures of each task are in a manifest."""
     counts: dict[str, Counter[bool]] = {}
     for _, entry in _entries(folder):
         counts.setdefault(normalize_task(entry.task_text), Counter())[entry.success] += 1
@@ -106,9 +100,9 @@ def add_reference(
     sha256 = hashlib.sha256(content).hexdigest()
     stem = re.sub(r"[^A-Za-z0-9._-]+", "_", clip.stem)[:100]
     name = f"{stem}-{sha256[:8]}{clip.suffix}"
-    given: dict[str, Any] = {"file": name, "task_text": task_text, "success": success}
+    labels = {"task_text": task_text, "success": success, "success_frame": success_frame}
     try:
-        entry = ManifestEntry(**given, success_frame=success_frame, sha256=sha256)
+        entry = ManifestEntry.model_validate({"file": name, **labels, "sha256": sha256})
     except ValidationError as error:
         raise ValueError(format_validation_error(error, ManifestEntry)) from None
     existing = _entries(folder) if (folder / MANIFEST).exists() else []

@@ -1,13 +1,10 @@
 """Distinguish success from failure by comparing the end of a clip with labeled rollouts.
 
-This is the judge `reference`, for use until a VLM is configured. It needs no GPU and no model.
-It works for a fixed camera, and for tasks with at least one successful reference (five are
-better). It does not understand the task. A valid ending that no reference shows is scored as a
-failure. It compares only the end of a clip, so it cannot judge what is hidden then. It abstains for
-another camera, scene or light, which the first frame alone decides: nothing that a policy does
-later may turn a failure into a missing reward.
+This is the judge `reference`; docs/judges.md and docs/benchmarks/libero-judge.md have its limits,
+and what was measured. It abstains for another camera, scene or light, which the first frame alone
+decides: nothing that a policy does later may turn a failure into a missing reward.
 
-Method. The last frame is compared, at 64x64 pixels, with two sets of reference frames:
+The last frame is compared, at 64x64 pixels, with two sets of reference frames:
   - finished: frames of this task's successful references after their success;
   - other: frames of the same references before their success, the last frames of the task's failed
     references, and the last frames of other tasks' successes (the right object on the wrong
@@ -18,10 +15,6 @@ the last eighth of the clip (that is the retreating robot, not the result), or i
 since the start. Two numbers give the probability: how much nearer the finished frames are than the
 others, and how much of the last frame no finished frame explains. Only the end is compared, so
 neither the speed nor the length of a clip matters.
-
-docs/judges.md and docs/benchmarks/libero-judge.md have what was measured. It is weakest if a
-success ends with the robot in a pose that no reference shows (recall), if the object is out of
-sight, and if a clip stops in motion just before the success.
 """
 
 import difflib
@@ -95,8 +88,6 @@ _NOISE, _FAINT = 2.0, 5.0
 
 @dataclass(frozen=True)
 class ReferenceFrame:
-    """One frame of a reference."""
-
     file: str
     label: str  #: describes the frame in a judgment's text
     pixels: Levels  #: `[1, 3 * 64, 64]`, see `shrink`
@@ -107,8 +98,6 @@ class ReferenceFrame:
 
 
 class DecodedReference(NamedTuple):
-    """The frames of a reference."""
-
     #: Of frames, evenly spread, the last included; see `shrink`. Their thumbnails would take three
     #: times the memory.
     pixels: Levels
@@ -130,7 +119,6 @@ class Reference:
 
     @property
     def pixels(self) -> Levels:
-        """The pixels of its frames; see `DecodedReference`."""
         return self.decode().pixels
 
     @property
@@ -167,8 +155,6 @@ class Reference:
 
 @dataclass(frozen=True)
 class Library:
-    """Labeled rollouts."""
-
     references: tuple[Reference, ...]
     fingerprint: str  #: SHA-256 of manifest and files, in hex, for cache keys
 
@@ -187,7 +173,7 @@ class ReferenceMatcher:
         tasks = sorted({normalize_task(each.task_text) for each in references if each.success})
 
         def prepare(words: str) -> _Task:
-            return _Task.of(kept(folder, words, lambda: _arrays_of(words, references)))
+            return _Task(kept(folder, words, lambda: _arrays_of(words, references)))
 
         with ThreadPoolExecutor(usable_cores()) as threads:
             if not folder.is_dir():  # else all clips were intact when it was made
@@ -235,39 +221,24 @@ class ReferenceMatcher:
         return replace(judgment, text=text, details={**judgment.details, **details})
 
     def _unknown(self, task_text: str) -> str:
-        """Return that a task is unknown, and the known one that is nearest."""
         words = normalize_task(task_text[:_MAX_COMPARED])
-        near = difflib.get_close_matches(words, self._tasks, 1, cutoff=0)[0] if self._tasks else ""
-        return f"No successful reference of the task '{task_text}'." + (
-            f" The nearest known task is '{near}'." if near else ""
-        )
+        nearest = difflib.get_close_matches(words, self._tasks, 1, cutoff=0)
+        known = [f"The nearest known task is '{each}'." for each in nearest]
+        return " ".join([f"No successful reference of the task '{task_text}'.", *known])
 
 
-@dataclass(frozen=True)
 class _Task:
-    """The reference frames of one task, and which of them are finished."""
+    """The reference frames of one task, from `_arrays_of`."""
 
-    names: tuple[tuple[str, str], ...]  #: of the frames: the file, and a description
-    thumbnails: Thumbnails
-    touched: Levels
-    progress: NDArray[np.float64]  #: NaN if unknown
-    finished: NDArray[np.bool_]
-    scene: Thumbnails  #: frames of the task's references from start to end
-    background: Plane  #: what these have in common, see `background_of`
-    counts: str  #: how many rollouts these are, for people
-
-    @classmethod
-    def of(cls, arrays: Arrays) -> "_Task":
-        return cls(
-            names=tuple((file, label) for file, label in arrays["names"].tolist()),
-            thumbnails=Thumbnails.of(arrays["pixels"]),
-            touched=arrays["touched"],
-            progress=arrays["progress"],
-            finished=arrays["progress"] == 1.0,
-            scene=Thumbnails.of(arrays["scene"]),
-            background=arrays["background"],
-            counts=str(arrays["counts"]),
-        )
+    def __init__(self, arrays: Arrays) -> None:
+        self.names = arrays["names"].tolist()  # of the frames: the file, and a description
+        self.thumbnails = Thumbnails.of(arrays["pixels"])
+        self.touched: Levels = arrays["touched"]
+        self.progress: NDArray[np.float64] = arrays["progress"]  # NaN if unknown
+        self.finished: NDArray[np.bool_] = self.progress == 1.0
+        self.counts = arrays["counts"]  # how many rollouts these are, for people
+        self.scene = Thumbnails.of(arrays["scene"])  #: frames of the task's references
+        self.background: Plane = arrays["background"]  #: what these have in common
 
     def compare(self, frames: Sequence[Frame], known: Plane | None = None) -> Judgment:
         """Compare the end of a clip with the references, in all pixels or in known ones."""
@@ -348,7 +319,6 @@ class _Task:
 
 
 def _arrays_of(words: str, references: Sequence[Reference]) -> Arrays:
-    """Return what `_Task.of` takes, by the names of its fields."""
     own = [each for each in references if normalize_task(each.task_text) == words]
     foreign = [each for each in references if normalize_task(each.task_text) != words]
     successes = [reference for reference in own if reference.success]
@@ -389,10 +359,9 @@ def _views(image: Frame) -> list[tuple[str, Frame]]:
 
 def _movement(clip: Sequence[Frame], last: Thumbnails) -> Levels:
     """Return how much each pixel changed in the last eighth of a clip, `[64, 64]`, gray levels."""
-    # With fewer than four frames the previous one is too old to show what still moves.
-    count = max(1, round(_MOVING_SHARE * len(clip))) if len(clip) > 3 else 0
-    if count == 0:
+    if len(clip) < 4:  # the previous one is too old to show what still moves
         return np.zeros((SIDE, SIDE), np.uint8)
+    count = max(1, round(_MOVING_SHARE * len(clip)))
     return np.asarray(change(last, make_thumbnails(clip[-1 - count : -1])).max(axis=0))
 
 
@@ -403,8 +372,8 @@ def _ends_of_other_tasks(
 
     Those are paraphrases of this task, and no evidence against it.
     """
-    starts = _thumbnails(reference.pixels[:1] for reference in own)
-    known = _thumbnails(frame.pixels for frame in finished)
+    starts = Thumbnails.of(np.concatenate([reference.pixels[:1] for reference in own]))
+    known = Thumbnails.of(np.concatenate([frame.pixels for frame in finished]))
     by_task: dict[str, list[Reference]] = {}
     for reference in foreign:
         others = by_task.setdefault(normalize_task(reference.task_text), [])
@@ -420,10 +389,6 @@ def _ends_of_other_tasks(
         if all(_max_difference(np.asarray(m, np.float32)).min() >= _SIMILAR_END for m in maps):
             ends += last
     return ends
-
-
-def _thumbnails(parts: Iterable[Levels]) -> Thumbnails:
-    return Thumbnails.of(np.concatenate(list(parts)))
 
 
 def normalize_task(task_text: str) -> str:

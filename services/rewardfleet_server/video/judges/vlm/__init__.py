@@ -4,13 +4,14 @@ How a request is judged: a prompt layout makes a conversation of the clip (`prom
 geometry resizes the frames to what the model takes, an engine generates completions
 (`engine_vllm.py`, `engine_transformers.py`), and a readout turns them into a score
 (`readouts.py`). `judge.py` runs these steps. What is specific to a family of models is in
-`families/`, what their builders share in `factory.py` and `settings.py`.
+`families/`, what they share in `factory.py`, which builds judges, and `settings.py`.
 
 To add a family, write `families/<name>.py` with its settings and a builder; `JUDGE` names them, by
 which the judge is found. Its prompt is a file in `video/prompts`. All are based on Qwen-VL, whose
 sizes of frames are in `geometry.py`.
 """
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -33,7 +34,8 @@ class ImagePart:
     """One frame, shown as a still image."""
 
     frame: Frame  #: RGB, `[H, W, 3]`, uint8
-    id: str  #: identifies the content in an engine's caches
+    #: Identifies the content in an engine's caches.
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class VideoPart:
     total: int
     fps: float  #: frames per second of the source, above 0
     max_pixels: int  #: the most pixels per frame that the model may see
-    id: str  #: identifies the content in an engine's caches
+    #: Identifies the content in an engine's caches.
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -76,13 +76,14 @@ class RobometerEngine(BatchingEngine[FrameScores]):
                 raise ValueError(f"{problem.replace('_', ' ')}: {sorted(report[problem])[:3]}")
         return model
 
-    def _run_batch(self, batch: list[QueuedPrompt[FrameScores]]) -> list[FrameScores]:
-        inputs = self._inputs([(job.conversation, job.prompt) for job in batch])
-        with torch.inference_mode():
-            scores = self._model(self._checkpoint.progress_token, **inputs)
+    def _run_batch(
+        self,
+        inputs: Any,
+        batch: list[QueuedPrompt[FrameScores]],  # noqa: ARG002 - all are alike
+    ) -> list[FrameScores]:
         return [
             FrameScores(tuple(progress.tolist()), tuple(success.tolist()))
-            for progress, success in scores
+            for progress, success in self._model(self._checkpoint.progress_token, **inputs)
         ]
 
 

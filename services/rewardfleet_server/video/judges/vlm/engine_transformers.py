@@ -70,7 +70,6 @@ class BatchingEngine(Generic[T]):
         self._waiting: deque[QueuedPrompt[T]] = deque()
         self._arrived = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
-        self.passes = 0  #: forward passes of the model so far
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         try:
@@ -79,7 +78,6 @@ class BatchingEngine(Generic[T]):
             raise ValueError(
                 f"--model-path {checkpoint.path} on the device {device}: {error}"
             ) from error
-        self._model.register_forward_pre_hook(self._count)
         self.failure: str | None = None
 
     @property
@@ -94,7 +92,7 @@ class BatchingEngine(Generic[T]):
         """Load the model, on the CPU."""
         raise NotImplementedError
 
-    def _run_batch(self, batch: list[QueuedPrompt[T]]) -> list[T]:
+    def _run_batch(self, inputs: Any, batch: list[QueuedPrompt[T]]) -> list[T]:
         """Return the result of each conversation. Runs in a thread."""
         raise NotImplementedError
 
@@ -106,9 +104,8 @@ class BatchingEngine(Generic[T]):
         self, conversation: Conversation, prompt: str, params: GenerationParams
     ) -> T:
         """Put a conversation into a batch and wait for its result."""
-        job = QueuedPrompt[T](
-            conversation, prompt, params, asyncio.get_running_loop().create_future()
-        )
+        result = asyncio.get_running_loop().create_future()
+        job = QueuedPrompt[T](conversation, prompt, params, result)
         self._waiting.append(job)
         self._arrived.set()
         if self._running is None or self._running.done():
@@ -156,7 +153,9 @@ class BatchingEngine(Generic[T]):
         if not batch:
             return []
         try:
-            return list(self._run_batch(batch))
+            inputs = self._inputs([(job.conversation, job.prompt) for job in batch])
+            with torch.inference_mode():
+                return [*self._run_batch(inputs, batch)]
         except Exception as error:
             log.exception("a batch of %d failed", len(batch))
             if isinstance(error, _FATAL_ERRORS) and not isinstance(error, torch.OutOfMemoryError):
@@ -179,9 +178,6 @@ class BatchingEngine(Generic[T]):
             (batch if fits and len(batch) < most else others).append(job)
         self._waiting = others
         return batch
-
-    def _count(self, *_: object) -> None:
-        self.passes += 1
 
     def _inputs(self, batch: Sequence[tuple[Conversation, str]]) -> Any:
         parts = [part for conversation, _ in batch for part in conversation.parts]
@@ -208,8 +204,7 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
         tokenizer = checkpoint.processor.tokenizer
         eos = self._model.generation_config.eos_token_id
         ends = {tokenizer.eos_token_id, tokenizer.pad_token_id}
-        ends |= set(eos) if isinstance(eos, list) else {eos}
-        self._end_tokens = {token for token in ends if token is not None}
+        self._end_tokens = (ends | set(eos if isinstance(eos, list) else [eos])) - {None}
         self._numbers = _continuations(
             [tokenizer.encode(str(number), add_special_tokens=False) for number in range(101)],
             tokenizer.eos_token_id,
@@ -218,12 +213,7 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
     def _load(self) -> Any:
         return AutoModelForImageTextToText.from_pretrained(self._checkpoint.path, dtype="auto")
 
-    def _run_batch(self, batch: list[QueuedPrompt[list[Completion]]]) -> list[list[Completion]]:
-        inputs = self._inputs([(job.conversation, job.prompt) for job in batch])
-        with torch.inference_mode():
-            return self._texts(inputs, batch)
-
-    def _texts(
+    def _run_batch(
         self, inputs: Any, batch: list[QueuedPrompt[list[Completion]]]
     ) -> list[list[Completion]]:
         params = batch[0].params
@@ -243,6 +233,9 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
             steps.append(torch.cat(noted, -1).tolist())
             return scores
 
+        def allowed(_: int, tokens: torch.Tensor) -> list[int]:
+            return self._numbers.get(tuple(tokens[start:].tolist()), [*self._end_tokens])
+
         tokens = self._model.generate(
             **inputs,
             do_sample=is_sampled,
@@ -257,7 +250,7 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
             num_return_sequences=params.n,
             stopping_criteria=[ended],
             logits_processor=[note] if params.labels else [],
-            prefix_allowed_tokens_fn=self._allowed(start) if params.numbers_only else None,
+            prefix_allowed_tokens_fn=allowed if params.numbers_only else None,
         )[:, start:]
         tokenizer = self._checkpoint.processor.tokenizer
         texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
@@ -271,10 +264,6 @@ class TransformersEngine(BatchingEngine[list[Completion]]):
             completions.append(Completion(text, truncated=is_cut, positions=positions))
         starts = range(0, len(completions), params.n)
         return [completions[first : first + params.n] for first in starts]
-
-    def _allowed(self, start: int) -> Any:
-        ends = list(self._end_tokens)
-        return lambda _, tokens: self._numbers.get(tuple(tokens[start:].tolist()), ends)
 
 
 def _continuations(texts: list[list[int]], end: int) -> dict[tuple[int, ...], list[int]]:

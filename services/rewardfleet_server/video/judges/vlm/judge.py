@@ -19,7 +19,7 @@ from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.video import Curve
 from rewardfleet_server.system.threads import lower_thread_priority, run_in_thread, usable_cores
 from rewardfleet_server.video.clip.frames import Clip
-from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.judges import BackendKwargs, Judgment
 from rewardfleet_server.video.judges.labels import LABEL_MASS, Position
 from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
 from rewardfleet_server.video.judges.score_parser import Scale
@@ -57,7 +57,6 @@ class VlmOptions(PromptOptions):
 
 
 def scores(judgments: Sequence[Judgment]) -> list[float | None]:
-    """Return the scores of judgments."""
     return [judgment.score for judgment in judgments]
 
 
@@ -103,11 +102,7 @@ class _Query:
 
 
 class ModelJudge(Generic[T]):
-    """What judges with a model in this process share, whose engine gives results of type `T`.
-
-    Args:
-        engine: Runs the checkpoint; it is closed with the judge's lifespan.
-    """
+    """What judges with a model in this process share, whose engine gives results of type `T`."""
 
     outage = None
 
@@ -183,20 +178,17 @@ class VlmJudge(ModelJudge[list[Completion]]):
             **self._engine.provenance,
         }
 
-    def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
+    def check_options(self, backend_kwargs: BackendKwargs) -> None:
         self._query(VlmOptions.of(backend_kwargs))
 
-    async def judge(
-        self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
-    ) -> Judgment:
+    async def judge(self, task_text: str, clip: Clip, backend_kwargs: BackendKwargs) -> Judgment:
         options = VlmOptions.of(backend_kwargs)
         query = self._query(options)
         text = query.prompt.render(task_text)
         system = query.system.render(task_text) if query.system else None
         layout = self._spec.layout
         if options.curve is None:
-            conversation = layout.full_prompt(clip, text, system)
-            judgment = await self._judge(conversation, query)
+            judgment = await self._judge(layout.full_prompt(clip, text, system), query)
         else:
             prefixes = layout.prefix_prompts(clip, options.curve, text, system)
             judgments = await self._judge_prefixes([each for _, each in prefixes], query)

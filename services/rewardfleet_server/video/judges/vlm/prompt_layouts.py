@@ -1,9 +1,9 @@
 """Layouts of a clip in a prompt."""
 
 import math
-import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import cv2
 import numpy as np
@@ -25,9 +25,11 @@ class PromptLayout:
     The name of the class is part of cache keys, see `JudgeSpec.digest`.
     """
 
+    is_open: ClassVar = False  #: whether the model continues the question
+
     def full_prompt(self, clip: Clip, question: str, system: str | None) -> Conversation:
         """Show the complete clip, then ask the question."""
-        return self._prefix(clip, len(clip.frames), question, system)
+        return Conversation((*self._shown(clip), question), system, self.is_open)
 
     def prefix_prompts(
         self, clip: Clip, count: int, question: str, system: str | None
@@ -39,12 +41,10 @@ class PromptLayout:
         Returns:
             For each prefix the source's index of its last frame, and the conversation.
         """
-        return [
-            (clip.indices[length - 1], self._prefix(clip, length, question, system))
-            for length in even_lengths(len(clip.frames), count)
-        ]
+        prefixes = (part_of(clip, 0, end) for end in even_lengths(len(clip.frames), count))
+        return [(each.indices[-1], self.full_prompt(each, question, system)) for each in prefixes]
 
-    def _prefix(self, clip: Clip, length: int, question: str, system: str | None) -> Conversation:
+    def _shown(self, clip: Clip) -> tuple[ImagePart | VideoPart, ...]:
         raise NotImplementedError
 
 
@@ -55,8 +55,8 @@ class AsOneVideo(PromptLayout):
     which change the probabilities. Published models see what their authors show.
     """
 
-    def _prefix(self, clip: Clip, length: int, question: str, system: str | None) -> Conversation:
-        return Conversation((_video(clip, 0, length, uuid.uuid4().hex), question), system)
+    def _shown(self, clip: Clip) -> tuple[ImagePart | VideoPart, ...]:
+        return (_video(clip),)
 
 
 class AsVideo(AsOneVideo):
@@ -70,11 +70,8 @@ class AsVideo(AsOneVideo):
         A longer conversation then begins with all frames of a shorter one, and an engine with a
         prefix cache processes those only once.
         """
-        name = uuid.uuid4().hex
-        pairs = [
-            _video(clip, start, min(start + 2, len(clip.frames)), f"{name}-{start}")
-            for start in range(0, len(clip.frames), 2)
-        ]
+        starts = range(0, len(clip.frames), 2)
+        pairs = [_video(part_of(clip, start, start + 2)) for start in starts]
         return [
             (pairs[length - 1].indices[-1], Conversation((*pairs[:length], question), system))
             for length in even_lengths(len(pairs), count)
@@ -84,39 +81,30 @@ class AsVideo(AsOneVideo):
 class OneVideoToContinue(AsOneVideo):
     """The clip as one video, and a text that the model continues: the layout of TOPReward."""
 
-    def _prefix(self, clip: Clip, length: int, question: str, system: str | None) -> Conversation:
-        return replace(super()._prefix(clip, length, question, system), is_open=True)
+    is_open = True
 
 
 class FirstVideoLast(PromptLayout):
     """The first frame, the clip as a video, and the last frame: the layout of PRIMO-R1."""
 
-    def _prefix(self, clip: Clip, length: int, question: str, system: str | None) -> Conversation:
-        name = uuid.uuid4().hex
-        first = ImagePart(clip.frames[0], f"{name}-first")
-        last = ImagePart(clip.frames[length - 1], f"{name}-last")
-        return Conversation((first, _video(clip, 0, length, name), last, question), system)
+    def _shown(self, clip: Clip) -> tuple[ImagePart | VideoPart, ...]:
+        return ImagePart(clip.frames[0]), _video(clip), ImagePart(clip.frames[-1])
 
 
 class FirstPreviousCurrent(PromptLayout):
-    """An image of the first, the previous and the current frame: the layout of SOLE-R1.
+    """An image of the first, the previous and the last frame: the layout of SOLE-R1.
 
     As its authors do, each frame is fitted into a black square of 384x384, the squares are joined
     with black gaps of 5 pixels, and the image is resized to multiples of 28 pixels.
     """
 
-    def _prefix(self, clip: Clip, length: int, question: str, system: str | None) -> Conversation:
-        return self.at(clip, length - 1, question, system)
-
-    @staticmethod
-    def at(clip: Clip, position: int, question: str, system: str | None) -> Conversation:
-        """Ask about the frame at `position`; takes milliseconds."""
-        shown = (0, max(position - 1, 0), position)
+    def _shown(self, clip: Clip) -> tuple[ImagePart | VideoPart, ...]:
+        """Make the image; takes milliseconds."""
         gap = np.zeros((_SQUARE, _GAP, 3), np.uint8)
-        first, previous, current = (_in_square(clip.frames[index]) for index in shown)
-        joined = np.hstack([first, gap, previous, gap, current])
-        image = np.asarray(Image.fromarray(joined).resize(_COMPOSITE_SIZE))
-        return Conversation((ImagePart(image, uuid.uuid4().hex), question), system)
+        shown = clip.frames[0], clip.frames[-2:][0], clip.frames[-1]
+        first, previous, last = map(_in_square, shown)
+        joined = Image.fromarray(np.hstack([first, gap, previous, gap, last]))
+        return (ImagePart(np.asarray(joined.resize(_COMPOSITE_SIZE))),)
 
 
 def _in_square(frame: Frame) -> Frame:
@@ -140,14 +128,18 @@ def even_lengths(total: int, count: int) -> Sequence[int]:
     return sorted({math.ceil(total * step / count) for step in range(1, count + 1)})
 
 
-def _video(clip: Clip, start: int, end: int, name: str) -> VideoPart:
+def part_of(clip: Clip, start: int, end: int) -> Clip:
+    """Return a clip of the frames from one position to before another."""
+    return replace(clip, frames=clip.frames[start:end], indices=clip.indices[start:end])
+
+
+def _video(clip: Clip) -> VideoPart:
     """Make a video whose odd last frame is shown twice, as Qwen-VL models merge frames in pairs."""
-    positions = [*range(start, end), *([end - 1] if (end - start) % 2 else [])]
+    even = len(clip.frames) - len(clip.frames) % 2
     return VideoPart(
-        frames=tuple(clip.frames[position] for position in positions),
-        indices=tuple(clip.indices[position] for position in positions),
+        frames=clip.frames + clip.frames[even:],
+        indices=clip.indices + clip.indices[even:],
         total=clip.total,
         fps=clip.fps or UNKNOWN_FPS,
         max_pixels=clip.max_pixels,
-        id=name,
     )

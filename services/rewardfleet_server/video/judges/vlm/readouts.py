@@ -1,10 +1,8 @@
 """Readouts: what a model generates, and how its completions become a score.
 
-Those below are of any model, see `READOUTS` in `families/qwen.py`; published models have their own.
-
-`probability` and `rubric` take the exact log-probabilities of their labels, without sampling. They
-normalize over their labels, and abstain where these have little probability. Of some models they
-always have little (e^-26, measured by Large-Reward-Models): set 0 for those.
+`LabelReadout` takes the exact log-probabilities of its labels, without sampling. It normalizes over
+them, and abstains where they have little probability. Of some models they always have little
+(e^-26, measured by Large-Reward-Models): set 0 for those.
 """
 
 import math
@@ -18,14 +16,12 @@ from rewardfleet_server.video.judges.labels import (
     after_thoughts,
     label_probabilities,
     score_interval,
-    spellings,
     word_of,
 )
 from rewardfleet_server.video.judges.score_parser import PARSER_VERSION, Scale, parse_score
-from rewardfleet_server.video.prompts import PERCENTAGE, RUBRIC, YES_OR_NO, Prompt
+from rewardfleet_server.video.prompts import Prompt
 
 from . import Completion, GenerationParams
-from .checkpoint import Checkpoint
 
 #: The score of each label of the readout `probability`.
 YES_AND_NO = {"yes": 1.0, "no": 0.0}
@@ -134,26 +130,3 @@ Readout = TextReadout | LabelReadout
 def cause_of_abstention(completions: Sequence[Completion]) -> VideoCause | None:
     """Return why no score can be read: the token limit, if it cut one of the completions."""
     return VideoCause.ANSWER_CUT if any(each.truncated for each in completions) else None
-
-
-def readouts(
-    checkpoint: Checkpoint, percentage: Prompt = PERCENTAGE, *, min_mass: float = 0.0
-) -> dict[str, Readout]:
-    """Return the readouts that a model supports, by name; see `Checkpoint.tokens` for errors.
-
-    Args:
-        percentage: The prompt that asks for a number from 0 to 100.
-        min_mass: The least probability of all labels together.
-    """
-
-    def label_readout(name: str, prompt: Prompt, labels: Mapping[str, float]) -> Readout:
-        tokens = checkpoint.tokens({label: spellings([label]) for label in labels})
-        return LabelReadout(f"{name} v3, mass {min_mass:g}", prompt, labels, tokens, min_mass)
-
-    grades = {str(grade): (grade - 1) / 4 for grade in range(1, 6)}
-    return {
-        "text": TextReadout(percentage),
-        "constrained": TextReadout(percentage, numbers_only=True),
-        "probability": label_readout("probability", YES_OR_NO, YES_AND_NO),
-        "rubric": label_readout("rubric", RUBRIC, grades),
-    }

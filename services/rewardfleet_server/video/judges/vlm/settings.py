@@ -25,8 +25,6 @@ class ModelSettings(JudgeSettings):
 
 
 class VllmSettings(ModelSettings):
-    """The settings of a judge whose model runs on vLLM."""
-
     tensor_parallel_size: PositiveInt = own(1, GPUS_PER_REPLICA)
     data_parallel_size: PositiveInt = own(1, "Replicas of the model, each on its own GPUs.")
     gpu_memory_utilization: float = own(0.8, GPU_SHARE, gt=0, le=1)
@@ -42,8 +40,6 @@ class VllmSettings(ModelSettings):
 
 
 class TransformersSettings(ModelSettings):
-    """The settings of a judge whose model runs on transformers."""
-
     device: str = own("auto", "Device as torch names it: cuda, cuda:1, mps, cpu.")
     batch_size: PositiveInt = own(8, "Most clips in one forward pass.")
 

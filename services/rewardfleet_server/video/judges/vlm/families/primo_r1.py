@@ -6,20 +6,17 @@ from pydantic import PositiveInt
 
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import GenerationParams
+from rewardfleet_server.video.judges.vlm.factory import builder
 from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
 from rewardfleet_server.video.judges.vlm.prompt_layouts import FirstVideoLast
 from rewardfleet_server.video.judges.vlm.readouts import TextReadout
 from rewardfleet_server.video.judges.vlm.settings import GPU_SHARE, EitherEngineSettings
 from rewardfleet_server.video.prompts import Prompt, Template, authors
 
-from .qwen import builder
-
 _SYSTEM, _USER = Prompt.load("primo_system"), Prompt.load("primo_user")
 
 
 class PrimoSettings(EitherEngineSettings):
-    """The settings of `PRIMO-R1`."""
-
     gpu_memory_utilization: float = own(0.9, GPU_SHARE, gt=0, le=1)
     temperature: float = own(
         0.1, "Sampling temperature; its scores are not cached above 0.", ge=0, le=2
@@ -40,8 +37,8 @@ def judge_spec(settings: PrimoSettings) -> JudgeSpec:
         readouts={"text": TextReadout(user, strict_tags=True, detail="progress")},
         sampling=GenerationParams(settings.max_tokens, settings.temperature, settings.top_p),
         layout=FirstVideoLast(),
-        prompt=Prompt.of(settings.user_prompt) if settings.user_prompt else None,
-        system=Prompt.of(settings.system_prompt) if settings.system_prompt else system,
+        prompt=Prompt(settings.user_prompt) if settings.user_prompt else None,
+        system=Prompt(settings.system_prompt) if settings.system_prompt else system,
     )
 
 
@@ -72,9 +69,8 @@ def authors_prompts(file: Path) -> tuple[Prompt, Prompt]:
     question = _USER.template.partition("\n\n")[0].removeprefix("QUESTION:\n")
     before, _, after = template.replace("{question_type}", "regression").partition("{Question}")
     user = f"{authors.escaped(before)}{question}{authors.escaped(after + hint)}"
-    return Prompt.of(authors.escaped(system), "primo_system_authors"), Prompt.of(
-        user, "primo_user_authors"
-    )
+    escaped = authors.escaped(system)
+    return Prompt(escaped, "primo_system_authors"), Prompt(user, "primo_user_authors")
 
 
 JUDGE = BuiltInJudge(

@@ -3,13 +3,14 @@
 from pydantic import PositiveInt
 
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own
+from rewardfleet_server.video.judges.vlm.factory import builder
 from rewardfleet_server.video.judges.vlm.settings import (
     GPUS_PER_REPLICA,
     QwenVlSettings,
     VllmSettings,
 )
 
-from .qwen import READOUTS, builder, judge_spec
+from .qwen import READOUTS, judge_spec
 
 _NAME = "qwen2_5_vl_vllm"
 

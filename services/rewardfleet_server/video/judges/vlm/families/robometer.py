@@ -11,7 +11,7 @@ from pydantic import FilePath, JsonValue, PositiveInt
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.optional_imports import require
 from rewardfleet_server.video.clip.frames import Clip
-from rewardfleet_server.video.judges import DeferredJudge, Judgment
+from rewardfleet_server.video.judges import BackendKwargs, DeferredJudge, Judgment
 from rewardfleet_server.video.judges.options import PromptOptions
 from rewardfleet_server.video.judges.settings import ENGINES, BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import Conversation, GenerationParams, ImagePart
@@ -78,12 +78,10 @@ class RobometerJudge(ModelJudge[FrameScores]):
             **self._engine.provenance,
         }
 
-    def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
+    def check_options(self, backend_kwargs: BackendKwargs) -> None:
         self._of_request(RobometerOptions.of(backend_kwargs))
 
-    async def judge(
-        self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
-    ) -> Judgment:
+    async def judge(self, task_text: str, clip: Clip, backend_kwargs: BackendKwargs) -> Judgment:
         options = RobometerOptions.of(backend_kwargs)
         scores = await self._score(clip, options.prompt_or(self._prompt).render(task_text))
         progress, success = scores.progress[-1], scores.success[-1]
@@ -111,8 +109,6 @@ class RobometerJudge(ModelJudge[FrameScores]):
 
 
 class RobometerSettings(TransformersSettings):
-    """The settings of `robometer`."""
-
     model_path: str | None = own("robometer/Robometer-4B", CHECKPOINT)
     frame_pixels: PositiveInt | None = own(
         None, "Most pixels per frame. Default: frames keep their size, as in training."
@@ -125,15 +121,10 @@ class RobometerSettings(TransformersSettings):
 
 
 def build(settings: RobometerSettings, service: VideoSettings) -> DeferredJudge:
-    """Build the judge `robometer`.
-
-    Raises:
-        ValueError: The checkpoint does not fit the settings, or transformers is not installed.
-    """
+    """Build the judge; see `factory.builder` for errors."""
     del service
     prompt = authors.prompts_of(settings.prompts, authors_text, _PROMPT)
-    path = settings.model_path or ""
-    checkpoint = RobometerCheckpoint(path, read_config(path), settings)
+    checkpoint = RobometerCheckpoint(read_config(settings.model_path or ""), settings)
     require("transformers", f"the judge {_NAME}", *ENGINES["transformers"])
     try:
         conversation = _conversation(WARM_UP_CLIP, prompt.render("a task"))
@@ -159,8 +150,7 @@ def authors_text(file: Path) -> Prompt:
 
 
 def _conversation(clip: Clip, question: str) -> Conversation:
-    frames = (ImagePart(frame, f"frame-{index}") for index, frame in enumerate(clip.frames))
-    return Conversation((question, *frames))
+    return Conversation((question, *map(ImagePart, clip.frames)))
 
 
 JUDGE = BuiltInJudge(

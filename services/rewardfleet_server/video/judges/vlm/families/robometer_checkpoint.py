@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rewardfleet.wire.optional_imports import require
-from rewardfleet_server.video.judges.vlm import Conversation, ImagePart, VideoPart
+from rewardfleet_server.video.judges.vlm import Conversation
 from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
-from rewardfleet_server.video.judges.vlm.geometry import read_geometry
 from rewardfleet_server.video.judges.vlm.settings import ModelSettings
 
 #: The token after each frame at which the heads are read.
@@ -24,11 +23,7 @@ PROGRESS_TOKEN = "<|prog_token|>"  # noqa: S105 - not a password
 #: The tokens that Robometer adds to those of its base model, in this order: their rows of the
 #: embedding are at its end.
 ADDED_TOKENS = (
-    "<|split_token|>",
-    "<|reward_token|>",
-    "<|pref_token|>",
-    "<|sim_token|>",
-    PROGRESS_TOKEN,
+    *("<|split_token|>", "<|reward_token|>", "<|pref_token|>", "<|sim_token|>", PROGRESS_TOKEN),
 )
 _BASE_MODEL = "Qwen/Qwen3-VL-4B-Instruct"
 _EMBEDDING = "model.language_model.embed_tokens.weight"
@@ -61,9 +56,9 @@ class RobometerLayout:
 class RobometerCheckpoint(Checkpoint):
     """A Robometer checkpoint, without its weights; see `Checkpoint` and `read_layout`."""
 
-    def __init__(self, path: str, config: Mapping[str, Any], own: ModelSettings) -> None:
-        self.layout = read_layout(path, config)
-        super().__init__(path, config, read_geometry(config, own), own.max_model_len)
+    def __init__(self, config: Mapping[str, Any], own: ModelSettings) -> None:
+        self.layout = read_layout(own.model_path or "", config)
+        super().__init__(config, own)
 
     @cached_property
     def processor(self) -> Any:
@@ -100,7 +95,7 @@ class RobometerCheckpoint(Checkpoint):
         content: list[dict[str, str]] = []
         for part in conversation.parts:
             content.append(self._template_part(part))
-            if isinstance(part, ImagePart | VideoPart):
+            if not isinstance(part, str):
                 content.append({"type": "text", "text": PROGRESS_TOKEN})
         prompt: str = self.processor.apply_chat_template(
             [{"role": "user", "content": content}],
@@ -112,9 +107,7 @@ class RobometerCheckpoint(Checkpoint):
 
 
 def read_layout(path: str, config: Mapping[str, Any]) -> RobometerLayout:
-    """Check the files of a checkpoint.
-
-    A checkpoint on a hub is downloaded first.
+    """Check the files of a checkpoint; one on a hub is downloaded first.
 
     Args:
         path: A folder with the checkpoint, or its name on a hub.
@@ -154,12 +147,7 @@ def read_layout(path: str, config: Mapping[str, Any]) -> RobometerLayout:
         (folder / name).exists() for name in ("processor_config.json", "preprocessor_config.json")
     )
     base = options.get(("model", "base_model_id"), _BASE_MODEL)
-    return RobometerLayout(
-        folder=folder,
-        bins=bins,
-        tokens=tokens,
-        processor=str(folder) if has_processor else base,
-    )
+    return RobometerLayout(folder, bins, tokens, str(folder) if has_processor else base)
 
 
 def _local_folder(path: str) -> Path:
@@ -178,12 +166,12 @@ def _local_folder(path: str) -> Path:
 def _read_shapes(path: str, folder: Path) -> tuple[str, dict[str, tuple[int, ...]]]:
     """Return the file that names all weights, and the shape of each weight by its name."""
     name = listed = _INDEX if (folder / _INDEX).exists() else "model.safetensors"
-    files = [listed]
+    files = {listed}
     shapes: dict[str, tuple[int, ...]] = {}
     try:
         if listed == _INDEX:
-            files = sorted(set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values()))
-        for name in files:
+            files = set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values())
+        for name in sorted(files):
             shapes |= _header(folder / Path(name).name)
     except FileNotFoundError:
         raise ValueError(

@@ -9,13 +9,12 @@ from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.judges.score_parser import Scale
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import Completion, GenerationParams
+from rewardfleet_server.video.judges.vlm.factory import QWEN3_VL, builder
 from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
 from rewardfleet_server.video.judges.vlm.prompt_layouts import AsOneVideo
 from rewardfleet_server.video.judges.vlm.readouts import TextReadout
 from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, EitherEngineSettings
 from rewardfleet_server.video.prompts import Prompt, authors
-
-from .qwen import QWEN3_VL, builder
 
 _NAME = "roboreward"
 _PROMPT = Prompt.load("roboreward")
@@ -27,8 +26,6 @@ _ANSWER = re.compile(r"\bANSWER\s*:[\s*_<]*([1-5])(?!\w)[^\n0-9]*$", re.IGNORECA
 
 
 class RoboRewardSettings(EitherEngineSettings):
-    """The settings of `roboreward`."""
-
     model_path: str | None = own("teetone/RoboReward-8B", CHECKPOINT)
 
 

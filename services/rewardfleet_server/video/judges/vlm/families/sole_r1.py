@@ -1,21 +1,20 @@
 """The judge `sole-r1` (arXiv 2603.28730): a Qwen3-VL that reasons about each frame in turn."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pydantic import JsonValue
-
 from rewardfleet.wire.causes import VideoCause
 from rewardfleet_server.system.threads import run_in_thread
 from rewardfleet_server.video.clip.frames import Clip
-from rewardfleet_server.video.judges import Judgment
+from rewardfleet_server.video.judges import BackendKwargs, Judgment
 from rewardfleet_server.video.judges.options import JudgeOptions
 from rewardfleet_server.video.judges.score_parser import Scale
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import Completion, GenerationParams
+from rewardfleet_server.video.judges.vlm.factory import QWEN3_VL, builder
 from rewardfleet_server.video.judges.vlm.judge import (
     JudgeSpec,
     VlmJudge,
@@ -23,12 +22,10 @@ from rewardfleet_server.video.judges.vlm.judge import (
     scores,
     with_curve,
 )
-from rewardfleet_server.video.judges.vlm.prompt_layouts import FirstPreviousCurrent
+from rewardfleet_server.video.judges.vlm.prompt_layouts import FirstPreviousCurrent, part_of
 from rewardfleet_server.video.judges.vlm.readouts import TextReadout, cause_of_abstention
 from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, EitherEngineSettings
 from rewardfleet_server.video.prompts import Prompt, authors
-
-from .qwen import QWEN3_VL, builder
 
 _NAME = "sole-r1"
 _SYSTEM = Prompt.load("sole_system")
@@ -43,33 +40,23 @@ _PERCENTAGE = re.compile(r"\s*([+-]?[0-9]{1,9})\s*%?\s*")
 
 
 class SoleSettings(EitherEngineSettings):
-    """The settings of `sole-r1`."""
-
     model_path: str | None = own("Philip-MIT/SOLE-R1-8B", CHECKPOINT)
 
 
 def judge_spec(settings: SoleSettings) -> JudgeSpec:
     """Return how SOLE-R1 is used as a judge; see `prompts_of` for errors."""
     system, question = authors.prompts_of(settings.prompts, authors_texts, (_SYSTEM, _QUESTION))
-    return JudgeSpec(
-        name=_NAME,
-        readouts={"progress": ProgressReadout(question)},
-        sampling=_SAMPLING,
-        layout=FirstPreviousCurrent(),
-        system=system,
-    )
+    readouts = {"progress": ProgressReadout(question)}
+    return JudgeSpec(_NAME, readouts, _SAMPLING, FirstPreviousCurrent(), system=system)
 
 
 def authors_texts(file: Path) -> tuple[Prompt, Prompt]:
-    """Read the system prompt and the question from a file of the authors; see `one_text`.
-
-    It is `reward_server/src/reward_server/constants.py`.
-    """
+    """Read both from the authors' `src/reward_server/constants.py`; see `one_text` for errors."""
     texts = authors.read_texts(file)
     system = authors.one_text(texts, "SYSTEM_PROMPT_TEMPLATE")
     question = authors.one_text(texts, "USER_QUESTION_EXTERNAL_VIEW_TEMPLATE")
     return (
-        Prompt.of(system, "sole_system_authors"),
+        Prompt(system, "sole_system_authors"),
         authors.authors_prompt(question, "sole_question_authors", more_fields=_FIELDS),
     )
 
@@ -99,26 +86,21 @@ class SoleJudge(VlmJudge):
     The frames of a clip take their turn; those of concurrent clips share batches.
     """
 
-    def check_options(self, backend_kwargs: Mapping[str, JsonValue]) -> None:
+    def check_options(self, backend_kwargs: BackendKwargs) -> None:
         JudgeOptions.of(backend_kwargs)  # which have no effect: the answer is a percentage
 
-    async def judge(
-        self, task_text: str, clip: Clip, backend_kwargs: Mapping[str, JsonValue]
-    ) -> Judgment:
+    async def judge(self, task_text: str, clip: Clip, backend_kwargs: BackendKwargs) -> Judgment:
         del backend_kwargs  # they have no effect
         judgments = await self._judge_frames(task_text, clip)
         if not judgments:
             reason = "[there is no frame after the first one]"
             return Judgment(None, reason, cause=VideoCause.TOO_FEW_FRAMES)
-        unreadable = sum(judgment.score is None for judgment in judgments)
-        text = "\n".join(
-            f"[frame {index}] {judgment.text}"
-            for index, judgment in zip(clip.indices[1:], judgments, strict=True)
-        )
-        last = judgments[-1]
-        details = {**last.details, "unreadable_answers": float(unreadable)}
-        judgment = replace(last, text=text, details=details)
-        return with_curve(judgment, clip.indices, [0.0, *scores(judgments)])
+        values = scores(judgments)
+        answers = zip(clip.indices[1:], judgments, strict=True)
+        text = "\n".join(f"[frame {index}] {judgment.text}" for index, judgment in answers)
+        details = {**judgments[-1].details, "unreadable_answers": float(values.count(None))}
+        judgment = replace(judgments[-1], text=text, details=details)
+        return with_curve(judgment, clip.indices, [0.0, *values])
 
     async def _judge_frames(self, task_text: str, clip: Clip) -> list[Judgment]:
         """Judge all frames but the first, whose progress is 0.
@@ -127,14 +109,12 @@ class SoleJudge(VlmJudge):
         """
         query = self._query(VlmOptions())
         system = query.system.render(task_text) if query.system else None
-        layout = FirstPreviousCurrent()
         progress, judgments = 0.0, []
-        for position in range(1, len(clip.frames)):
+        for end in range(2, len(clip.frames) + 1):
             question = query.prompt.render(task_text, previous_progress=str(round(100 * progress)))
-            conversation = await run_in_thread(
-                self._threads, partial(layout.at, clip, position, question, system)
-            )
-            judgment = await self._judge(conversation, query)
+            shown = part_of(clip, 0, end)
+            asking = partial(self._spec.layout.full_prompt, shown, question, system)
+            judgment = await self._judge(await run_in_thread(self._threads, asking), query)
             progress = judgment.details.get("progress", progress)
             judgments.append(judgment)
         return judgments

@@ -11,13 +11,12 @@ from rewardfleet_server.video.judges import Judgment
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own
 from rewardfleet_server.video.judges.vlm import GenerationParams
 from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
+from rewardfleet_server.video.judges.vlm.factory import builder
 from rewardfleet_server.video.judges.vlm.judge import JudgeSpec
 from rewardfleet_server.video.judges.vlm.prompt_layouts import OneVideoToContinue
 from rewardfleet_server.video.judges.vlm.readouts import LabelReadout
 from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, EitherEngineSettings
 from rewardfleet_server.video.prompts import Prompt, authors
-
-from .qwen import builder
 
 _NAME = "topreward"
 #: The text that the model continues.
@@ -27,8 +26,6 @@ _LABELS = {"true": 1.0, "false": 0.0}
 
 
 class TopRewardSettings(EitherEngineSettings):
-    """The settings of `topreward`."""
-
     model_path: str | None = own("Qwen/Qwen3-VL-8B-Instruct", CHECKPOINT)
 
 
@@ -42,13 +39,8 @@ def judge_spec(settings: TopRewardSettings, checkpoint: Checkpoint) -> JudgeSpec
     # As words that follow a space: the bare ones are other tokens.
     tokens = checkpoint.tokens({"true": [" True"], "false": [" False"]})
     readout = LabelReadout("true_logprob v1", prompt, _LABELS, tokens, detail="true_logprob")
-    return JudgeSpec(
-        name=_NAME,
-        readouts={"true_logprob": readout},
-        sampling=_SAMPLING,
-        layout=OneVideoToContinue(),
-        curve_values=min_max,
-    )
+    readouts = {"true_logprob": readout}
+    return JudgeSpec(_NAME, readouts, _SAMPLING, OneVideoToContinue(), curve_values=min_max)
 
 
 def min_max(judgments: Sequence[Judgment]) -> list[float | None]:
@@ -57,18 +49,17 @@ def min_max(judgments: Sequence[Judgment]) -> list[float | None]:
     They are None if all are equal: the smallest and the largest then are the same value.
     """
     logs = [judgment.details.get("true_logprob") for judgment in judgments]
-    known = [log for log in logs if log is not None]
-    low, high = min(known, default=0.0), max(known, default=0.0)
-    if low == high:
+    known = {log for log in logs if log is not None}
+    if len(known) < 2:
         return [None] * len(logs)
+    low, high = min(known), max(known)
     return [None if log is None else (log - low) / (high - low) for log in logs]
 
 
 def authors_text(file: Path) -> Prompt:
     """Read the prompt from the authors' `topreward/clients/qwen.py`; see `one_text` for errors."""
     texts = authors.read_texts(file)
-    # The client has a second text each, for a video that is described first, and for a turn of the
-    # model.
+    # The client has second texts, for a video that is described first and a turn of the model.
     starts = [text for text in texts.get("prompt_text", []) if "{" not in text]
     ends = [text for text in texts.get("instruction_suffix", []) if text.endswith(" True")]
     chosen = {"prompt_text": starts, "instruction_suffix": ends}

@@ -3,20 +3,19 @@
 from pydantic import PositiveInt
 
 from rewardfleet_server.video.judges.settings import BuiltInJudge, own
+from rewardfleet_server.video.judges.vlm.factory import builder
 from rewardfleet_server.video.judges.vlm.settings import (
     CHECKPOINT,
     QwenVlSettings,
     TransformersSettings,
 )
 
-from .qwen import READOUTS, builder, judge_spec
+from .qwen import READOUTS, judge_spec
 
 _NAME = "transformers"
 
 
 class QwenTransformersSettings(TransformersSettings, QwenVlSettings):
-    """The settings of `transformers`."""
-
     model_path: str | None = own("Qwen/Qwen3-VL-2B-Instruct", CHECKPOINT)
     frame_pixels: PositiveInt = own(
         50176,
