@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -67,48 +68,45 @@ def test_samples_differ_and_no_engine_outlives_a_service_that_is_killed(
     assert again["cached"] is False and again["model_output"] != answer["model_output"]
 
 
-def settings(folder: Path, **given: object) -> VideoSettings:
-    return VideoSettings(model_path=str(folder), **given)
-
-
-def copy(checkpoint: Path, folder: Path) -> Path:
-    folder.mkdir()
-    for file in checkpoint.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    return folder
-
-
-def test_a_model_that_vllm_cannot_load_is_rejected_at_start(tmp_path: Path, checkpoint: Path):
-    folder = copy(checkpoint, tmp_path / "model")
+def unknown_architecture(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchModel"]}))
-    with pytest.raises(ValueError, match="--model-path .*: vLLM could not load it: .*NoSuchModel"):
-        load_judges(settings(folder))
 
 
-def test_damaged_weights_are_rejected_at_start(tmp_path: Path, checkpoint: Path):
-    folder = copy(checkpoint, tmp_path / "model")
+def damaged_weights(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\0" * 100)
-    with pytest.raises(ValueError, match="--model-path .* on the device cpu"):
-        load_judges(settings(folder, backend=["transformers"], set=["device=cpu"]))
 
 
-def test_a_device_that_does_not_exist_is_rejected_at_start(checkpoint: Path):
-    with pytest.raises(ValueError, match="on the device tpu9"):
-        load_judges(settings(checkpoint, backend=["transformers"], set=["device=tpu9"]))
-
-
-def test_gpus_that_do_not_exist_are_rejected_before_anything_is_loaded(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.fixture
+def all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # restored after the test
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    with pytest.raises(ValueError, match="--gpu-ids 7: CUDA finds 0 of these GPUs"):
-        load_judges(settings(checkpoint, gpu_ids="7"))
+
+
+@pytest.mark.usefixtures("all_gpus")
+@pytest.mark.parametrize(
+    ("damage", "given", "message"),
+    [
+        (unknown_architecture, {}, "--model-path .*: vLLM could not load it: .*NoSuchModel"),
+        (damaged_weights, {"set": ["device=cpu"]}, "--model-path .* on the device cpu"),
+        (None, {"set": ["device=tpu9"]}, "on the device tpu9"),
+        (None, {"gpu_ids": "7"}, "--gpu-ids 7: CUDA finds 0 of these GPUs"),
+    ],
+)
+def test_what_cannot_be_loaded_is_rejected_at_start(
+    tmp_path: Path, checkpoint: Path, damage, given, message
+):
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "model"))
+    if damage:
+        damage(folder)
+    backend = ["transformers" if "set" in given else "qwen2_5_vl_vllm"]
+    with pytest.raises(ValueError, match=message):
+        load_judges(VideoSettings(backend=backend, model_path=str(folder), **given))
 
 
 def test_a_context_without_room_for_a_question_is_rejected_before_anything_is_loaded(
     checkpoint: Path,
 ):
+    given = {"model_path": str(checkpoint), "max_model_len": 120, "set": ["max_tokens=8"]}
     with pytest.raises(ValueError, match="max_model_len 120: readout .*: the frames take"):
-        find_judge("qwen2_5_vl_vllm", settings(checkpoint, max_model_len=120, set=["max_tokens=8"]))
+        find_judge("qwen2_5_vl_vllm", VideoSettings(**given))

@@ -65,9 +65,19 @@ def post_score(client: httpx.Client, **fields: object) -> httpx.Response:
 # Files
 
 
-def test_a_missing_file_is_not_found(client, tmp_path):
-    check_problem(post_path(client, "none.mp4"), "not_found", "none.mp4", "does not exist")
-    check_problem(post_path(client, tmp_path / "none.mp4"), "not_found", "does not exist")
+@pytest.mark.parametrize(
+    ("path", "kind", "details"),
+    [
+        ("none.mp4", "not_found", ["none.mp4", "does not exist"]),
+        ("{folder}/none.mp4", "not_found", ["does not exist"]),
+        *((path, "invalid", ["NUL"]) for path in ("a\0b", "valid.mp4\0.txt", "\0")),
+        ("a" * 5000, "invalid", ["video_path", "4096"]),
+        ("a" * 300, "invalid", ["cannot be opened"]),
+    ],
+    ids=lambda value: repr(value[:20]) if isinstance(value, str) else None,
+)
+def test_a_path_of_no_file_is_refused(client, tmp_path, path, kind, details):
+    check_problem(post_path(client, path.replace("{folder}", str(tmp_path))), kind, *details)
 
 
 def test_a_file_that_the_service_may_not_read_is_forbidden(serve, tmp_path):
@@ -109,31 +119,24 @@ def test_a_file_that_is_not_a_complete_video_is_invalid(client, tmp_path, conten
     check_problem(answer, "invalid", detail if content else "video_base64")
 
 
-def test_a_video_without_frames_is_invalid(client, make_video):
-    check_problem(post_path(client, make_video(0)), "invalid", "cannot be decoded")
-
-
 @pytest.mark.slow
-def test_an_8k_video_is_too_large(client, make_video):
-    path = make_video(1, width=7680, height=4320)
-    check_problem(post_path(client, path), "too_large", "7680x4320", "4096x2304")
-
-
-@pytest.mark.slow
-def test_a_video_of_too_many_frames_is_too_large(client, make_video):
-    path = make_video(20_001, width=16, height=16)
-    check_problem(post_path(client, path), "too_large", "20001 frames", "at most 20000")
+def test_a_video_without_frames_or_with_too_many_or_too_large_ones_is_refused(client, make_video):
+    for path, kind, *details in (
+        (make_video(0), "invalid", "cannot be decoded"),
+        (make_video(1, width=7680, height=4320), "too_large", "7680x4320", "4096x2304"),
+        (make_video(20_001, width=16, height=16), "too_large", "20001 frames", "at most 20000"),
+    ):
+        check_problem(post_path(client, path), kind, *details)
 
 
 def test_a_video_with_fewer_frames_than_it_states_is_invalid(client, make_video):
     path = make_video(20, name="clip.avi", codec="MJPG")
     content = bytearray(path.read_bytes())
-    header = content.index(b"avih") + 8
-    stream = content.index(b"strh") + 8
+    places = content.index(b"avih") + 24, content.index(b"strh") + 40
 
     def state(frames: int) -> httpx.Response:
-        content[header + 16 : header + 20] = frames.to_bytes(4, "little")
-        content[stream + 32 : stream + 36] = frames.to_bytes(4, "little")
+        for at in places:
+            content[at : at + 4] = frames.to_bytes(4, "little")
         path.write_bytes(content)
         return post_path(client, path)
 
@@ -149,14 +152,13 @@ def test_a_video_above_the_size_limit_is_too_large_from_any_source(serve, tmp_pa
     client = serve(max_body_mb=1)
     content = LONG_CLIP.read_bytes() + b"\x00" * 2**20
     (tmp_path / "large.mp4").write_bytes(content)
-    check_problem(post_path(client, "large.mp4"), "too_large", "1 MiB")
-    sent = base64.b64encode(content).decode()
-    answer = client.post("/score", json={"task_text": TASK, "video_base64": sent})
-    check_problem(answer, "too_large", "1 MiB")
-    files = {"video": ("large.mp4", content)}
-    check_problem(
-        client.post("/score", data={"task_text": TASK}, files=files), "too_large", "1 MiB"
-    )
+    sent = {"task_text": TASK, "video_base64": base64.b64encode(content).decode()}
+    for answer in (
+        post_path(client, "large.mp4"),
+        client.post("/score", json=sent),
+        client.post("/score", data={"task_text": TASK}, files={"video": ("large.mp4", content)}),
+    ):
+        check_problem(answer, "too_large", "1 MiB")
 
 
 @pytest.mark.parametrize(
@@ -171,12 +173,12 @@ def test_a_path_outside_the_roots_is_forbidden(serve, tmp_path, path):
     (root / "link").symlink_to(outside)
     client = serve(video_root=[root])
     path = path.format(outside=outside)
-    check_problem(post_path(client, path), "forbidden", repr(path), "--video-root")
-    outside.unlink()
-    check_problem(post_path(client, path), "forbidden", repr(path), "--video-root")
+    for _ in range(2):
+        check_problem(post_path(client, path), "forbidden", repr(path), "--video-root")
+        outside.unlink(missing_ok=True)
 
 
-def test_a_symlink_redirected_outside_the_roots_after_a_request_is_forbidden(serve, tmp_path):
+def test_a_symlink_may_not_be_redirected_outside_the_roots_after_a_request(serve, tmp_path):
     root = tmp_path / "root"
     root.mkdir()
     (root / "inside.mp4").write_bytes(LONG_CLIP.read_bytes())
@@ -188,12 +190,6 @@ def test_a_symlink_redirected_outside_the_roots_after_a_request_is_forbidden(ser
     (root / "link").unlink()
     (root / "link").symlink_to(tmp_path / "outside.mp4")
     check_problem(post_path(client, "link"), "forbidden")
-
-
-def test_a_symlink_within_the_roots_is_accepted(client, tmp_path):
-    (tmp_path / "valid.mp4").write_bytes(LONG_CLIP.read_bytes())
-    (tmp_path / "link.mp4").symlink_to(tmp_path / "valid.mp4")
-    assert post_path(client, tmp_path / "link.mp4").status_code == 200
 
 
 def test_a_service_without_roots_accepts_no_path(serve):
@@ -212,16 +208,6 @@ def test_special_files_are_invalid(serve, tmp_path):
     for path in ("fifo", "socket", "/dev/null", "/dev/zero"):
         check_problem(post_path(client, path), "invalid", "not a regular file")
     check_problem(post_path(client, "folder"), "invalid", "is a folder")
-
-
-@pytest.mark.parametrize("path", ["a\0b", "valid.mp4\0.txt", "\0"])
-def test_a_nul_in_a_path_is_invalid(client, path):
-    check_problem(post_path(client, path), "invalid", "NUL")
-
-
-def test_a_path_that_is_too_long_is_invalid(client):
-    check_problem(post_path(client, "a" * 5000), "invalid", "video_path", "4096")
-    check_problem(post_path(client, "a" * 300), "invalid", "cannot be opened")
 
 
 def test_a_file_that_changes_after_a_request_is_read_again(client, make_video):
@@ -261,29 +247,19 @@ def test_frames_that_are_not_images_are_invalid(client, frames, detail):
     assert detail.lower() in answer.json()["detail"].lower()
 
 
-def test_an_image_that_would_decode_to_gigabytes_is_too_large(client):
-    bomb = base64.b64encode(_png_header(60_000, 60_000)).decode()
-    check_problem(post_score(client, frames_base64=[bomb]), "too_large", "60000x60000")
-
-
-def test_an_image_whose_chunk_claims_gigabytes_is_invalid(client):
-    """The decoder would allocate them."""
-    content = base64.b64decode(image_base64(kind=".png"))
-    start = content.index(b"IDAT") - 4
-    huge = content[:start] + (0x7FFFFFF7).to_bytes(4, "big") + content[start + 4 :]
-    answer = post_score(client, frames_base64=[base64.b64encode(huge).decode()])
-    check_problem(answer, "invalid", "damaged or truncated")
-
-
-def test_images_above_the_pixel_limit_are_too_large(client):
-    answer = post_score(client, frames_base64=[image_base64(5000, 2000)])
-    check_problem(answer, "too_large", "5000x2000", "4096x2304")
-
-
-def _png_header(width: int, height: int) -> bytes:
-    encoded = base64.b64decode(image_base64(kind=".png"))
-    header = encoded[12:16] + width.to_bytes(4, "big") + height.to_bytes(4, "big") + encoded[24:29]
-    return encoded[:12] + header + zlib.crc32(header).to_bytes(4, "big") + encoded[33:]
+def test_images_that_are_too_large_or_claim_to_be_are_refused(client):
+    """The decoder would allocate what a chunk claims."""
+    png = base64.b64decode(image_base64(kind=".png"))
+    header = png[12:16] + (60_000).to_bytes(4, "big") * 2 + png[24:29]
+    bomb = png[:12] + header + zlib.crc32(header).to_bytes(4, "big") + png[33:]
+    start = png.index(b"IDAT") - 4
+    huge = png[:start] + (0x7FFFFFF7).to_bytes(4, "big") + png[start + 4 :]
+    for image, kind, *details in (
+        (base64.b64encode(bomb).decode(), "too_large", "60000x60000"),
+        (base64.b64encode(huge).decode(), "invalid", "damaged or truncated"),
+        (image_base64(5000, 2000), "too_large", "5000x2000", "4096x2304"),
+    ):
+        check_problem(post_score(client, frames_base64=[image]), kind, *details)
 
 
 # Fields
@@ -301,11 +277,6 @@ def test_an_invalid_field_is_named(client, fields, detail):
 # Bodies
 
 
-def post_raw(client: httpx.Client, content: bytes, **headers: str) -> httpx.Response:
-    headers = {"content-type": "application/json", **headers}
-    return client.post("/score", content=content, headers=headers)
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -318,17 +289,12 @@ def post_raw(client: httpx.Client, content: bytes, **headers: str) -> httpx.Resp
     ids=lambda content: repr(content[:20]),
 )
 def test_an_invalid_json_body_is_rejected(client, content):
-    check_problem(post_raw(client, content), "invalid")
+    check_problem(client.post("/score", content=content, headers=JSON), "invalid")
 
 
 def test_a_body_without_a_length_is_rejected_at_the_limit(serve):
-    client = serve(max_body_mb=1)
-
-    def endless():
-        for _ in range(64):
-            yield b"x" * 2**16
-
-    answer = client.post("/score", content=endless(), headers=JSON)
+    chunks = (b"x" * 2**16 for _ in range(64))
+    answer = serve(max_body_mb=1).post("/score", content=chunks, headers=JSON)
     check_problem(answer, "too_large", "1 MiB")
 
 
@@ -380,13 +346,10 @@ def test_a_connection_that_stalls_after_a_response_is_closed(
     pytest.fail("no second request was answered")
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_a_body_of_another_type_is_rejected(client, content_type):
-    headers = {"content-type": content_type}
-    answer = client.post("/score", content=b"{}", headers=headers)
-    check_problem(answer, "invalid", "Content-Type: application/json")
-
-
-def test_a_compressed_body_is_rejected(client):
-    answer = post_raw(client, b"{}", **{"content-encoding": "gzip"})
-    check_problem(answer, "invalid", "Content-Encoding")
+def test_a_body_of_another_type_or_encoding_is_rejected(client):
+    for given, detail in (
+        *(({"content-type": t}, "Content-Type: application/json") for t in ("text/plain", "")),
+        ({"content-type": "application/x-www-form-urlencoded"}, "Content-Type: application/json"),
+        ({**JSON, "content-encoding": "gzip"}, "Content-Encoding"),
+    ):
+        check_problem(client.post("/score", content=b"{}", headers=given), "invalid", detail)

@@ -152,9 +152,8 @@ def test_it_gets_frames_and_uploads_as_a_temporary_mp4(custom, calls, tmp_path):
         assert client.post("/score", data={"task_text": TASK}, files=upload).status_code == 200
     recorded = calls()
     assert [call[5] for call in recorded] == [4, 308]
-    assert [call[6] for call in recorded] == pytest.approx([10 * 3 / 9, 20], abs=0.01), (
-        "in real time"
-    )
+    real_time = pytest.approx([10 * 3 / 9, 20], abs=0.01)
+    assert [call[6] for call in recorded] == real_time
     for call in recorded:
         wait_until(lambda path=call[1]: not os.path.exists(path))
         assert call[1].endswith(".mp4")
@@ -186,11 +185,14 @@ def test_it_reads_the_frames_that_the_service_shows(custom, module, tmp_path):
             assert (answer.json()["model_output"] == str(path)) is is_plain, name
 
 
-def test_an_async_function_runs_on_the_event_loop(custom, calls, make_video):
+def test_an_async_function_runs_on_the_event_loop_and_scores_are_not_cached(
+    custom, calls, make_video
+):
     with served_with(custom("build_async")) as client:
         body = {"task_text": TASK, "video_path": str(make_video(3))}
-        assert client.post("/score", json=body).json()["score"] == 0.25
-    assert calls() == [["MainThread"]]
+        answers = [client.post("/score", json=body).json() for _ in range(2)]
+    assert [(each["score"], each["cached"]) for each in answers] == [(0.25, False)] * 2
+    assert calls() == [["MainThread"]] * 2
 
 
 def test_results_are_scores_or_failures(custom, make_video):
@@ -207,13 +209,6 @@ def test_results_are_scores_or_failures(custom, make_video):
                 assert [score["score"], score["status"], score["model_output"]] == expected, task
 
 
-def test_its_scores_are_not_cached(custom, calls, make_video):
-    with served_with(custom()) as client:
-        body = {"task_text": TASK, "video_path": str(make_video(3))}
-        assert [client.post("/score", json=body).json()["cached"] for _ in range(2)] == [False] * 2
-    assert len(calls()) == 2
-
-
 #: Options of the original server, with their defaults.
 ORIGINAL = dict(table("original_options"))
 #: Its other options.
@@ -222,18 +217,12 @@ OTHERS = """backend custom_backend_factory port temperature prompt_template
 
 
 def test_the_factory_gets_all_options_of_the_original_server(custom, module, calls):
-    given = {
-        "prompt_template": "Is this done: {task}?",
-        "temperature": 0.5,
-        "primo_top_p": 0.5,
-        "primo_max_tokens": 16,
-        "primo_system_prompt": "Think.",
-        "primo_user_prompt": "{task}?",
-    }
+    given = {"temperature": 0.5, "primo_top_p": 0.5, "primo_max_tokens": 16}
+    given |= {"prompt_template": "Is this done: {task}?", "primo_user_prompt": "{task}?"}
+    given |= {"primo_system_prompt": "Think."}
+    pairs = [f"{name}={value}" for name, value in given.items()]
     load_and_close(custom("build_recording"))
-    load_and_close(
-        custom("build_recording", port=18081, set=[f"{k}={v}" for k, v in given.items()])
-    )
+    load_and_close(custom("build_recording", port=18081, set=pairs))
     (type_name, default, _), (_, explicit, _) = calls()
     assert type_name == "Namespace" and len({*ORIGINAL, *OTHERS.split()}) == 21
     assert default.items() >= ORIGINAL.items()
@@ -298,15 +287,10 @@ def test_a_factory_that_fails_ends_the_command(module, capsys, factory, message)
 def test_one_process_has_several_judges(custom, make_video):
     settings = custom(backend=["mine", "reference"])
     with served_with(settings) as client:
-        assert client.get("/health").json() == {
-            "status": "ok",
-            "default_backend": "mine",
-            "loaded_backends": ["mine", "reference"],
-        }
+        loaded = {"default_backend": "mine", "loaded_backends": ["mine", "reference"]}
+        assert client.get("/health").json() == {"status": "ok", **loaded}
         body = {"task_text": TASK, "video_path": str(make_video(20))}
-        answers = client.post(
-            "/score/batch",
-            json={"items": [body, {**body, "backend": "reference"}, {**body, "backend": "mine"}]},
-        ).json()
+        items = [body, {**body, "backend": "reference"}, {**body, "backend": "mine"}]
+        answers = client.post("/score/batch", json={"items": items}).json()
     assert [result["backend"] for result in answers["results"]] == ["mine", "reference", "mine"]
     assert set(answers["provenance"]) == {"mine", "reference"}

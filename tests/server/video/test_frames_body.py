@@ -61,6 +61,9 @@ def post(
     return client.post(path, content=content, headers={"content-type": FRAMES_TYPE, **headers})
 
 
+ZSTD = {"content-encoding": "zstd"}
+
+
 def zstd(content: bytes) -> bytes:
     return zstandard.ZstdCompressor().compress(content)
 
@@ -101,33 +104,20 @@ def test_frames_that_are_as_they_are_judged_need_no_decoder(client, judge, monke
         assert post(client, body(document, content)).json()["kind"] == "too_large"
 
 
-def test_a_compressed_body_is_the_same_body(client, judge):
+def test_a_compressed_body_is_the_same_body_whose_pixels_no_judge_can_change(client, judge):
+    """Also of several frames of zstd: items share the pixels."""
     frames = clip()
-    content = body(item(frames), frames.tobytes())
-    assert post(client, content).json()["cached"] is False
-    assert post(client, zstd(content), **{"content-encoding": "zstd"}).json()["cached"] is True
-
-
-def test_a_compressed_body_may_have_several_frames_of_zstd(client, judge):
-    frames = clip()
-    content = body(item(frames), frames.tobytes())
-    parts = zstd(content[:2]) + zstd(content[2:900]) + zstd(content[900:])
-    answer = post(client, parts, **{"content-encoding": "zstd"})
-    assert answer.status_code == 200, answer.text
-    assert np.array_equal(judge.frames, frames)
-
-
-def test_a_judge_cannot_change_the_pixels_that_items_share(client, judge):
-    frames = clip()
-    for content, headers in (
-        (body(item(frames), frames.tobytes()), {}),
-        (zstd(body(item(frames, fps=1), frames.tobytes())), {"content-encoding": "zstd"}),
-    ):
-        assert post(client, content, **headers).json()["cached"] is False
+    for fps in (1, 2):
+        content = body(item(frames, fps=fps), frames.tobytes())
+        parts = zstd(content[:2]) + zstd(content[2:900]) + zstd(content[900:])
+        sent = [(content, {}), *((each, ZSTD) for each in (zstd(content), parts))]
+        for number, (each, headers) in enumerate(sent if fps == 1 else sent[::-1]):
+            assert post(client, each, **headers).json()["cached"] is (number > 0)
+        assert np.array_equal(judge.frames, frames)
         assert not any(frame.flags.writeable for frame in judge.clip.frames)
 
 
-def test_the_shape_and_the_rate_are_part_of_the_cache_key(client):
+def test_the_shape_and_the_rate_are_part_of_the_cache_key(client, judge):
     frames = clip()
     seen = []
     for shape in (frames.shape, (4, 48, 32, 3), (8, 16, 48, 3)):
@@ -135,10 +125,7 @@ def test_the_shape_and_the_rate_are_part_of_the_cache_key(client):
         seen.append(post(client, body(document, frames.tobytes())).json()["cached"])
     seen.append(post(client, body(item(frames, fps=3), frames.tobytes())).json()["cached"])
     assert seen == [False] * 4
-
-
-def test_frames_are_selected_and_scaled_like_those_of_a_video(client, judge):
-    frames = clip(count=9)
+    frames = clip(count=9)  # they are selected and scaled like those of a video
     post(client, body(item(frames, nframes=3, max_pixels=800), frames.tobytes()))
     assert judge.clip.indices == (0, 4, 8)
     assert judge.frames[0].size <= 800 * 3
@@ -154,7 +141,7 @@ def test_an_invalid_item_of_a_batch_does_not_fail_the_others(client):
     ]
     content = body({"items": items}, first.tobytes(), last.tobytes(), bytes(12))
     for each in (content, zstd(content)):
-        headers = {} if each is content else {"content-encoding": "zstd"}
+        headers = {} if each is content else ZSTD
         results = post(client, each, "/score/batch", **headers).json()["results"]
         assert [result["status"] for result in results] == ["ok", "error", "ok", "error"]
         assert "needs 3 channels" in results[1]["error"]["detail"]
@@ -183,7 +170,7 @@ INVALID = [(body(item(FRAMES) | f, PIXELS), detail) for f, detail in table("inva
     ],
 )
 def test_an_invalid_body_is_refused_with_the_reason(client, content, detail):
-    for each, headers in ((content, {}), (zstd(content), {"content-encoding": "zstd"})):
+    for each, headers in ((content, {}), (zstd(content), ZSTD)):
         answer = post(client, each, **headers)
         assert answer.status_code == 422, answer.text
         assert detail in answer.json()["detail"]
@@ -192,7 +179,7 @@ def test_an_invalid_body_is_refused_with_the_reason(client, content, detail):
 def test_frames_that_are_too_large_are_refused_before_they_are_decompressed(client):
     shape = [1024, 2**20, 2**20, 3]
     bomb = zstd(body({"task_text": TASK, "frames": {"shape": shape}}, bytes(2**20)))
-    answer = post(client, bomb, **{"content-encoding": "zstd"})
+    answer = post(client, bomb, **ZSTD)
     assert (answer.status_code, answer.json()["kind"]) == (413, "too_large")
     wide = np.zeros((1, 1, 2**20 // 2, 3), np.uint8)
     content = body({"task_text": TASK, "frames": {"shape": [1, 2**20, 2**20, 3]}}, wide.tobytes())
@@ -203,17 +190,12 @@ def test_frames_that_are_too_large_are_refused_before_they_are_decompressed(clie
     assert long.status_code == 200, "a row of a million pixels is below the limit on a frame"
 
 
-def test_pixels_beyond_the_declared_shape_are_not_decompressed(client):
-    content = zstd(VALID + bytes(2**30))
-    answer = post(client, content, **{"content-encoding": "zstd"})
-    assert answer.status_code == 422
-    assert "longer than" in answer.json()["detail"]
-
-
-@pytest.mark.parametrize("content", [b"", b"not zstd", zstd(VALID)[:100], zstd(VALID)[:-9]])
-def test_a_damaged_compressed_body_is_refused(client, content):
-    answer = post(client, content, **{"content-encoding": "zstd"})
-    assert answer.status_code == 422, answer.text
+def test_a_damaged_or_too_long_compressed_body_is_refused(client):
+    """Pixels beyond the declared shape are not decompressed."""
+    answer = post(client, zstd(VALID + bytes(2**30)), **ZSTD)
+    assert answer.status_code == 422 and "longer than" in answer.json()["detail"]
+    for content in (b"", b"not zstd", zstd(VALID)[:100], zstd(VALID)[:-9]):
+        assert post(client, content, **ZSTD).status_code == 422, content
 
 
 def test_other_encodings_and_places_are_refused(client):
@@ -222,7 +204,7 @@ def test_other_encodings_and_places_are_refused(client):
     document = item(FRAMES)
     in_json = client.post("/score", json=document)
     assert f"a body of the type {FRAMES_TYPE}" in in_json.json()["detail"]
-    as_json = {"content-encoding": "zstd", "content-type": "application/json"}
+    as_json = {**ZSTD, "content-type": "application/json"}
     answer = client.post("/score", content=zstd(json.dumps(document).encode()), headers=as_json)
     assert "is not accepted; send none" in answer.json()["detail"]
     chat = post(client, VALID, "/v1/chat/completions")
@@ -273,19 +255,15 @@ async def test_the_client_reports_what_is_too_large(client):
             await fleet.video.score(TASK, np.zeros((16, 512, 512, 3), np.uint8))
 
 
-def test_a_request_with_frames_can_be_pickled():
-    request = video_request(TASK, clip())
-    copied = pickle.loads(pickle.dumps(request))
-    assert b"".join(copied.frames.pixels) == clip().tobytes()
-    assert copied.frames.shape == clip().shape
-
-
-def test_a_deep_copy_of_a_request_has_its_own_pixels():
+def test_a_request_can_be_pickled_and_a_deep_copy_has_its_own_pixels():
     frames = clip()
-    copied = copy.deepcopy(video_request(TASK, frames))
-    assert copied == video_request(TASK, frames)
+    request = video_request(TASK, frames)
+    copies = [pickle.loads(pickle.dumps(request)), copy.deepcopy(request)]
+    assert copies[1] == request
     frames[:] = 0
-    assert b"".join(copied.frames.pixels) == clip().tobytes()
+    for copied in copies:
+        assert b"".join(copied.frames.pixels) == clip().tobytes()
+        assert copied.frames.shape == frames.shape
 
 
 def test_a_digest_that_does_not_fit_is_refused(client):

@@ -21,7 +21,7 @@ import pytest
 from rewardfleet_server.testing import wait_until
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.custom_judge import process as judge_process
-from rewardfleet_server.video.custom_judge.process import JudgeProcess
+from rewardfleet_server.video.custom_judge.process import CustomJudge
 from rewardfleet_server.video.judges.loading import load_judges
 from rewardfleet_server.video.settings import VideoSettings
 
@@ -103,11 +103,7 @@ def build_async(args):
 
 
 class Folder:
-    """Where the judge's module is.
-
-    Args:
-        path: The folder.
-    """
+    """Where the judge's module is."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -179,6 +175,10 @@ def is_ready(client: httpx.Client) -> bool:
     return client.get("/readyz").status_code == 200
 
 
+def kind_of(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["kind"]
+
+
 def test_the_factory_runs_once_in_another_process_and_calls_run_in_its_threads(client, folder):
     with ThreadPoolExecutor(THREADS) as pool:
         calls = [pool.submit(post, client, "meet") for _ in range(THREADS)]
@@ -191,18 +191,14 @@ def test_the_factory_runs_once_in_another_process_and_calls_run_in_its_threads(c
 def test_what_the_judge_prints_is_logged_and_does_not_disturb_its_answers(client, caplog):
     with caplog.at_level(logging.INFO, "rewardfleet_server"):
         assert post(client, "print").json()["score"] == 0.5
-        lines = {record.getMessage() for record in caplog.records}
-        wait_until(
-            lambda: "judge mine: to standard error" in {r.getMessage() for r in caplog.records}
-        )
-    lines = {record.getMessage() for record in caplog.records}
-    assert {'judge mine: {"id": 1, "score": 1.0}', "judge mine:  20%"} <= lines
+        wait_until(lambda: "judge mine: to standard error" in caplog.messages)
+    assert {'judge mine: {"id": 1, "score": 1.0}', "judge mine:  20%"} <= {*caplog.messages}
 
 
 def test_a_text_may_be_large_or_not_valid_in_utf_8(client):
     assert post(client, "large", n=1_000_000).json()["model_output"] == 1_000_000 * "é"
     too_large = post(client, "large", n=3_000_000)
-    assert (too_large.status_code, too_large.json()["kind"]) == (502, "backend_failed")
+    assert kind_of(too_large) == (502, "backend_failed")
     assert "60000" in too_large.json()["detail"] and "bytes" in too_large.json()["detail"]
     assert post(client, "surrogate").json()["model_output"] == "?"
 
@@ -212,18 +208,14 @@ def test_a_text_may_be_large_or_not_valid_in_utf_8(client):
 def test_a_judge_that_raises_system_exit_fails_this_call_only(folder, factory, task):
     with served_with(folder.settings(factory)) as client:
         answer = post(client, task)
-        assert (answer.status_code, answer.json()["kind"]) == (502, "backend_failed")
+        assert kind_of(answer) == (502, "backend_failed")
         name = {"exit": "SystemExit: 3", "interrupt": "KeyboardInterrupt"}[task]
         assert f"judge mine failed: {name}" in answer.json()["detail"]
+        failure = post(client, "overloaded")  # a failure of services, which a judge may raise
+        assert (failure.status_code, failure.json()["detail"]) == (429, "no GPU is free")
+        assert failure.headers["retry-after"] == "7"
         assert post(client).json()["model_output"] == str(folder.starts[0])
         assert restarts(client) == 0
-
-
-@pytest.mark.slow
-def test_a_judge_may_raise_the_failures_of_services(client):
-    answer = post(client, "overloaded")
-    assert (answer.status_code, answer.json()["detail"]) == (429, "no GPU is free")
-    assert answer.headers["retry-after"] == "7"
 
 
 @pytest.mark.slow
@@ -233,24 +225,18 @@ def test_a_judge_may_raise_the_failures_of_services(client):
 def test_the_calls_of_a_judge_that_dies_are_failures_and_it_is_started_again(
     client, folder, task, reason
 ):
+    helper = int(post(client, "start").json()["model_output"])  # a process that it starts
+    assert is_running(helper)
     with at_work(folder, client, "hang", 2) as others:
         answers = [post(client, task), *(other.result() for other in others)]
     for answer in answers:
-        assert (answer.status_code, answer.json()["kind"]) == (502, "backend_failed")
+        assert kind_of(answer) == (502, "backend_failed")
         assert answer.json()["detail"] == f"judge mine died: its process {reason}"
     wait_until(lambda: is_ready(client))
     first, second = folder.starts
     assert post(client).json()["model_output"] == str(second)
     assert restarts(client) == 1
-    assert not is_running(first)
-
-
-def test_processes_that_a_judge_started_end_with_it(client):
-    helper = int(post(client, "start").json()["model_output"])
-    assert is_running(helper)
-    post(client, "end")
-    wait_until(lambda: not is_running(helper))
-    wait_until(lambda: is_ready(client))
+    wait_until(lambda: not is_running(first) and not is_running(helper))
 
 
 @pytest.mark.slow
@@ -260,7 +246,7 @@ def test_a_judge_that_cannot_be_started_again_is_not_ready_until_it_can(client, 
     reason = "RuntimeError: the checkpoint is gone"
     wait_until(lambda: reason in client.get("/readyz").json().get("detail", ""))
     answer = post(client)
-    assert (answer.status_code, answer.json()["kind"]) == (503, "unavailable")
+    assert kind_of(answer) == (503, "unavailable")
     assert answer.json()["retryable"] and answer.headers["retry-after"] == "1"
     (folder.path / "broken").unlink()
     wait_until(lambda: is_ready(client))
@@ -287,36 +273,33 @@ def test_a_judge_whose_restart_hangs_is_killed_and_started_again(folder, monkeyp
 def test_a_judge_whose_threads_all_hang_is_killed_and_started_again(
     client, folder, task, monkeypatch
 ):
-    kill, is_checked = JudgeProcess._kill_hung, threading.Event()
+    kill, is_checked = CustomJudge._kill_hung, threading.Event()
 
-    def kill_when_checked(process: JudgeProcess) -> None:
+    def kill_when_checked(process: CustomJudge) -> None:
         if is_checked.is_set():
             kill(process)
         else:
             asyncio.get_running_loop().call_later(0.05, kill_when_checked, process)
 
-    monkeypatch.setattr(JudgeProcess, "_kill_hung", kill_when_checked)
-    with at_work(folder, client, task, THREADS, timeout_s=GIVE_UP) as calls:
+    monkeypatch.setattr(CustomJudge, "_kill_hung", kill_when_checked)
+    with (
+        at_work(folder, client, task, THREADS, timeout_s=GIVE_UP) as calls,
+        ThreadPoolExecutor(1) as pool,
+    ):
         assert is_ready(client), "busy"
+        waiting = pool.submit(post, client)  # for a thread of it
         assert {call.result().status_code for call in calls} == {504}
+        assert kind_of(waiting.result()) == (503, "unavailable")
     wait_until(lambda: not is_ready(client))
     problem = client.get("/readyz").json()
     assert f"judge mine hangs: {THREADS} calls are at work" in problem["detail"]
     refused = post(client)
-    assert (refused.status_code, refused.json()["kind"]) == (503, "unavailable")
+    assert kind_of(refused) == (503, "unavailable")
     is_checked.set()
     wait_until(lambda: is_ready(client))
     assert post(client).status_code == 200
     assert (restarts(client), abandoned(client)) == (1, 0)
     assert not is_running(folder.starts[0])
-
-
-@pytest.mark.slow
-def test_calls_that_wait_for_a_thread_of_a_hung_judge_are_unavailable(folder, client):
-    hung = at_work(folder, client, "hang", THREADS, timeout_s=GIVE_UP)
-    with hung, ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(post, client).result()
-    assert (answer.status_code, answer.json()["kind"]) == (503, "unavailable")
 
 
 @pytest.mark.slow
@@ -363,7 +346,7 @@ def test_other_calls_at_a_judge_that_is_killed_are_unavailable(folder):
             with ThreadPoolExecutor(THREADS) as pool:  # the first of them stops the event loop
                 pool.map(lambda _: post(client, "hang", timeout_s=GIVE_UP), range(THREADS))
             answer = other.result()
-        assert (answer.status_code, answer.json()["kind"]) == (503, "unavailable")
+        assert kind_of(answer) == (503, "unavailable")
         assert answer.json()["retryable"]
         assert "was killed: it hung" in answer.json()["detail"]
         wait_until(lambda: is_ready(client))
@@ -381,9 +364,8 @@ async def test_its_process_ends_if_another_judge_fails_at_startup(folder):
 
 
 def test_nothing_is_started_if_another_judge_cannot_work_with_the_settings(folder):
-    settings = folder.settings().model_copy(update={"backend": ["mine", "openai"]})
     with pytest.raises(ValueError, match="openai"):
-        load_judges(settings)
+        load_judges(folder.settings().model_copy(update={"backend": ["mine", "openai"]}))
     assert not (folder.path / "starts").exists()
 
 
