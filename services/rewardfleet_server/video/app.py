@@ -20,29 +20,6 @@ from .settings import VideoSettings
 
 log = logging.getLogger(__name__)
 
-_NO_VIDEO_ROOT = (
-    "every video_path will be refused; --video-root FOLDER names a folder whose files may be read"
-)
-_ABSTENTIONS_ARE_SCORED = (
-    "ABSTENTIONS ARE SCORED %g ON /rlinf/score: a trainer that calls it learns from this number as "
-    "from a judgment, although the judge saw no evidence; a high "
-    "rewardfleet_replaced_abstentions_total means that it learns from nothing else. On all other "
-    "routes, an abstention has no score"
-)
-_NO_NUMBER = (
-    "--profile %s without a number as --abstention: /rlinf/score is closed, and RLinf-RLAIF's "
-    "client takes the simulator's success for a score that is null; --abstention 0 answers what "
-    "the original did"
-)
-_NO_DISTRIBUTION = (
-    "--calibration %s has no distribution of scores: scores are calibrated, and not compared with "
-    "those of the labels; `rewardfleet calibrate` of this version writes it"
-)
-_OWN_PROMPTS = (
-    "--profile %s: the judge %s asks in other words than the original; --set %sprompts=FILE reads "
-    "its prompts from your copy of vlm_reward/libero_reward_server.py"
-)
-
 
 def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = None) -> RewardApp:
     """Create the application of the video service.
@@ -92,13 +69,33 @@ def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = Non
 
 def _warnings(settings: VideoSettings, calibration: JudgeCalibration | None) -> Iterator[str]:
     if not settings.video_root:
-        yield _NO_VIDEO_ROOT
+        yield (
+            "every video_path will be refused; --video-root FOLDER names a folder whose files may "
+            "be read"
+        )
     if isinstance(settings.abstention, float):
-        yield _ABSTENTIONS_ARE_SCORED % settings.abstention
+        yield (
+            f"ABSTENTIONS ARE SCORED {settings.abstention:g} ON /rlinf/score: a trainer that calls "
+            "it learns from this number as from a judgment, although the judge saw no evidence; a "
+            "high rewardfleet_replaced_abstentions_total means that it learns from nothing else. "
+            "On all other routes, an abstention has no score"
+        )
     elif settings.profile:
-        yield _NO_NUMBER % settings.profile
+        yield (
+            f"--profile {settings.profile} without a number as --abstention: /rlinf/score is "
+            "closed, and RLinf-RLAIF's client takes the simulator's success for a score that is "
+            "null; --abstention 0 answers what the original did"
+        )
     if calibration is not None and calibration.drift is None:
-        yield _NO_DISTRIBUTION % settings.calibration
+        yield (
+            f"--calibration {settings.calibration} has no distribution of scores: scores are "
+            "calibrated, and not compared with those of the labels; `rewardfleet calibrate` of "
+            "this version writes it"
+        )
     for name in settings.judges_with_own_prompts():
         judge = f"{name}." if len(settings.backends) > 1 else ""
-        yield _OWN_PROMPTS % (settings.profile, name, judge)
+        yield (
+            f"--profile {settings.profile}: the judge {name} asks in other words than the "
+            f"original; --set {judge}prompts=FILE reads its prompts from your copy of "
+            "vlm_reward/libero_reward_server.py"
+        )

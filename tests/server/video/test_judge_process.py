@@ -282,14 +282,9 @@ def test_a_judge_whose_threads_all_hang_is_killed_and_started_again(
             asyncio.get_running_loop().call_later(0.05, kill_when_checked, process)
 
     monkeypatch.setattr(CustomJudge, "_kill_hung", kill_when_checked)
-    with (
-        at_work(folder, client, task, THREADS, timeout_s=GIVE_UP) as calls,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with at_work(folder, client, task, THREADS, timeout_s=GIVE_UP) as calls:
         assert is_ready(client), "busy"
-        waiting = pool.submit(post, client)  # for a thread of it
         assert {call.result().status_code for call in calls} == {504}
-        assert kind_of(waiting.result()) == (503, "unavailable")
     wait_until(lambda: not is_ready(client))
     problem = client.get("/readyz").json()
     assert f"judge mine hangs: {THREADS} calls are at work" in problem["detail"]
@@ -300,6 +295,12 @@ def test_a_judge_whose_threads_all_hang_is_killed_and_started_again(
     assert post(client).status_code == 200
     assert (restarts(client), abandoned(client)) == (1, 0)
     assert not is_running(folder.starts[0])
+
+
+@pytest.mark.slow
+def test_calls_that_wait_for_a_thread_of_a_hung_judge_are_unavailable(folder, client):
+    with at_work(folder, client, "hang", THREADS, timeout_s=GIVE_UP):
+        assert kind_of(post(client)) == (503, "unavailable")
 
 
 @pytest.mark.slow

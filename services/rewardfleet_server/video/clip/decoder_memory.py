@@ -9,17 +9,8 @@ from av import VideoCodecContext
 #: The most pictures that a decoder with one thread keeps, by codec: the sizes of the tables of
 #: FFmpeg's H.264 (H264_MAX_PICTURE_COUNT), H.265 and H.266 (32, and two in the making), and 8
 #: references of VP9 and AV1 with the queues of libvpx and dav1d.
-_PICTURES = {
-    "h264": 36,
-    "hevc": 34,
-    "vvc": 34,
-    "vp9": 16,
-    "libvpx-vp9": 16,
-    "libdav1d": 16,
-    "av1": 16,
-    "vp8": 8,
-    "mpeg4": 8,
-}
+_PICTURES = {"h264": 36, "hevc": 34, "vvc": 34, "vp8": 8, "mpeg4": 8}
+_PICTURES |= dict.fromkeys(("vp9", "libvpx-vp9", "libdav1d", "av1"), 16)
 _UNKNOWN_PICTURES = 36
 #: Of codecs whose pictures do not refer to others, as MJPEG: AV_CODEC_PROP_INTRA_ONLY.
 _INTRA_PICTURES, _INTRA_ONLY = 4, 1
@@ -42,14 +33,8 @@ def bytes_per_pixel(decoder: VideoCodecContext) -> float:
 
 
 def decoder_bytes(decoder: VideoCodecContext, width: int, height: int) -> int:
-    """Return the most bytes that decoding a stream in one thread takes, with a frame as RGB.
-
-    Args:
-        decoder: Its headers have been read.
-    """
-    if decoder.codec.properties & _INTRA_ONLY:
-        pictures = _INTRA_PICTURES
-    else:
-        pictures = _PICTURES.get(decoder.name, _UNKNOWN_PICTURES)
+    """Return the most bytes that decoding in one thread takes, with a frame as RGB, by headers."""
+    is_intra = decoder.codec.properties & _INTRA_ONLY
+    pictures = _INTRA_PICTURES if is_intra else _PICTURES.get(decoder.name, _UNKNOWN_PICTURES)
     per_pixel = pictures * (bytes_per_pixel(decoder) + _MOTION_BYTES) + _RGB_BYTES
     return round((width + EDGES) * (height + EDGES) * per_pixel)

@@ -37,12 +37,9 @@ _SECONDS = 30.0
 
 
 def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Return whether an address is on the public internet and does not embed another address.
-
-    An IPv4-mapped one, which the resolver of a system may return for an IPv4 address, is that one.
-    """
+    """Return whether an address is on the public internet and does not embed another address."""
     if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
+        if address.ipv4_mapped is not None:  # as resolvers may return an IPv4 address
             return is_public(address.ipv4_mapped)
         if address not in _GLOBAL_UNICAST or address in _6TO4:
             return False

@@ -7,7 +7,7 @@ import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -63,10 +63,7 @@ class Clip:
 
 
 def floor_indices(total: int, count: int) -> tuple[int, ...]:
-    """Return what `sample_indices` does, rounded down, as the original LIBERO client does it.
-
-    Of several frames, a count of 1 is the first one.
-    """
+    """Return what `sample_indices` does, rounded down, as the original LIBERO client does it."""
     if total <= count:
         return tuple(range(total))
     return tuple(np.linspace(0, total - 1, count, dtype=int).tolist())
@@ -144,13 +141,10 @@ def video_cost(path: str, part: TimeRange | None = None) -> Cost:
 
 
 def images_cost(images: Sequence[bytes]) -> Cost:
-    """Return what decoding images takes, from the header of the first one; 0 if it has none.
-
-    Decoding reports that, and that there are too many pixels, or that sizes differ.
-    """
+    """Return what decoding images takes, by the header of the first one."""
     try:
         width, height = _image_size(images[0], 0)
-    except InvalidRequest:
+    except InvalidRequest:  # which decoding reports, as it does too many pixels, and other sizes
         return Cost(0, 0)
     pixels = min(width * height, MAX_SOURCE_PIXELS)
     # One at a time: coefficients of progressive JPEG, the pixels, and a copy.
@@ -158,10 +152,9 @@ def images_cost(images: Sequence[bytes]) -> Cost:
 
 
 def decode_images(images: Sequence[bytes], fps: float | None, spec: DecodeSpec) -> Clip:
-    """Decode frames of a list of JPEG or PNG images. Blocks.
+    """Decode frames of a list of JPEG or PNG images, one per frame, in order. Blocks.
 
     Args:
-        images: One per frame, in order.
         fps: Frames per second, or None if unknown.
 
     Raises:
@@ -195,7 +188,6 @@ def select_frames(
     Args:
         frames: RGB, `[T, H, W, 3]`, or `[T, 3, H, W]` if `is_planar`.
         fps: Frames per second, or None if unknown.
-        is_planar: Whether each channel is a plane of its own.
 
     Raises:
         TooLarge: They are too large.
@@ -250,10 +242,7 @@ def _opened(path: str, *, decodes: bool = True) -> Iterator[VideoReader]:
 
 
 def _check_png(content: bytes, index: int) -> None:
-    """Check the lengths and the checksums of a PNG's chunks, up to its last one.
-
-    The decoder would allocate what they claim, and ignore some checksums.
-    """
+    """Check a PNG's chunks: the decoder would allocate what they claim, and ignore checksums."""
     view, position, name = memoryview(content), 8, b""
     while name != b"IEND":
         length = int.from_bytes(view[position : position + 4], "big")
@@ -321,8 +310,7 @@ _HIGH_QUALITY = {"qmin": "2", "qmax": "2"}
 UNKNOWN_FPS = 20.0
 
 
-@contextmanager
-def as_mp4(clip: Clip) -> Iterator[Path]:
+def as_mp4(clip: Clip) -> AbstractContextManager[Path]:
     """Write a clip's frames to a temporary mp4 file (MPEG-4 part 2) for the block. Blocks.
 
     They play in real time: every tenth frame of a video of 20 frames per second at 2 of them.
@@ -333,8 +321,7 @@ def as_mp4(clip: Clip) -> Iterator[Path]:
     fps = clip.fps or UNKNOWN_FPS
     if len(clip.indices) > 1:
         fps = fps * (len(clip.indices) - 1) / (clip.indices[-1] - clip.indices[0])
-    with _written(clip.frames, fps) as path:
-        yield path
+    return _written(clip.frames, fps)
 
 
 @contextmanager
@@ -349,11 +336,9 @@ def plain_copy(path: str, spec: DecodeSpec) -> Iterator[Path | None]:
     clip = decode_video(path, replace(spec, count=1))  # its reader may not notice damage
     with _opened(path, decodes=False) as packets, _opened(path) as video:
         is_plain = packets.is_even(clip.total) and video.is_upright()
-    if is_plain:
-        yield None
-    else:
-        with _written(_all_frames(path, spec), clip.fps or UNKNOWN_FPS) as copy:
-            yield copy
+    frames, fps = _all_frames(path, spec), clip.fps or UNKNOWN_FPS
+    with nullcontext() if is_plain else _written(frames, fps) as copy:
+        yield copy
 
 
 def _all_frames(path: str, spec: DecodeSpec) -> Iterator[Frame]:

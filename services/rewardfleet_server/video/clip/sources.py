@@ -99,15 +99,10 @@ class Source(Protocol):
 
 
 class VideoFiles:
-    """Opens files that callers name by path: only regular files, only under the given folders.
-
-    Args:
-        roots: The folders, resolved once. If there are none, no path is accepted.
-        max_bytes: The largest file accepted.
-    """
+    """Opens files that callers name by path: only regular files, only under the given folders."""
 
     def __init__(self, roots: Sequence[Path], *, max_bytes: int) -> None:
-        self._roots = [os.path.realpath(root) for root in roots]
+        self._roots = [os.path.realpath(root) for root in roots]  # if there are none, no path
         self._max_bytes = max_bytes
         # By path: the file's identity, and its digest.
         self._digests: dict[str, tuple[_Identity, str]] = {}
@@ -136,8 +131,8 @@ class VideoFiles:
     def open(self, path: str) -> Iterator[tuple[str, str]]:
         """Open and check the file that a caller names. Blocks.
 
-        It stays open for the block, so that the file read is the file that was checked. The block
-        gets a path that opens it even if its name changes, and the SHA-256 of its content, in hex.
+        It stays open for the block, which gets a path that opens it even if its name changes, and
+        the SHA-256 of its content, in hex.
 
         Raises:
             Forbidden: It is outside the folders, or the service may not read it.
@@ -250,7 +245,7 @@ class PathSource(Source):
 
 @dataclass(frozen=True)
 class AnonymousSource(Source):
-    video: AnonymousFile
+    video: AnonymousFile  #: uploaded or fetched
     label: str  #: how error messages call it
     max_bytes: int  #: the largest file accepted
 

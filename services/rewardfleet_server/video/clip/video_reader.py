@@ -107,10 +107,7 @@ class VideoReader:
         return not (_matrix_of(next(self.frames())) or self._matrix)
 
     def frames_in(self, part: TimeRange) -> Iterator[VideoFrame]:
-        """Decode the frames that are shown in a part, from the keyframe before it on.
-
-        Raises the errors of `frames`.
-        """
+        """Decode the frames of a part, from the keyframe before it on; see `frames` for errors."""
         first, last = self._limits(part)
         start = max(self._stream.start_time or 0, math.floor(first))
         self._container.seek(start, stream=self._stream)
@@ -160,10 +157,8 @@ class VideoReader:
                 # With B-frames, files that were converted from avi have other times.
                 if frame.pts is not None and not decoder.has_b_frames:
                     if frame.pts < latest:
-                        raise InvalidRequest(
-                            f"the video is damaged: frame {decoded} is shown before the one that "
-                            "precedes it"
-                        )
+                        reason = "is shown before the one that precedes it"
+                        raise InvalidRequest(f"the video is damaged: frame {decoded} {reason}")
                     latest = frame.pts
                 yield frame
                 decoded += 1
@@ -395,10 +390,8 @@ def _damaged_frame(index: int) -> InvalidRequest:
 
 def _must_be_shown(packet: "Packet[VideoStream]", codec: str, first: int | None) -> bool:
     """Return whether a packet must become a frame. There are few exceptions."""
-    if packet.is_discard:  # outside the part that an edit list shows
-        return False
-    if packet.pts is None and packet.dts is None:  # before the start of a Matroska file
-        return False
+    if packet.is_discard or packet.pts is packet.dts is None:
+        return False  # outside the part that an edit list shows, or before the start of Matroska
     if packet.pts is not None and first is not None and packet.pts < first:
         # Frames before the first keyframe depend on frames that the file does not have, as in a
         # file cut without re-encoding; decoders leave them out.

@@ -41,27 +41,21 @@ class Judgment:
 
 
 class _Backend(Protocol):
-    """The members that all judges have.
-
-    Attributes:
-        provenance: Everything that judgments depend on besides the request: model, prompt,
-            readout, versions. Its digest is part of the cache key.
-        deterministic: Whether equal requests get equal judgments, so that they may be cached.
-        failure: Why the judge can no longer work, after which the process ends; or None.
-        outage: Why it can judge nothing now, or None.
-    """
+    @property
+    def provenance(self) -> Mapping[str, JsonValue]:
+        """Everything that judgments depend on besides the request, as part of the cache key."""
 
     @property
-    def provenance(self) -> Mapping[str, JsonValue]: ...
+    def deterministic(self) -> bool:
+        """Whether equal requests get equal judgments, so that they may be cached."""
 
     @property
-    def deterministic(self) -> bool: ...
+    def failure(self) -> str | None:
+        """Why the judge can no longer work, after which the process ends; or None."""
 
     @property
-    def failure(self) -> str | None: ...
-
-    @property
-    def outage(self) -> str | None: ...
+    def outage(self) -> str | None:
+        """Why it can judge nothing now, or None."""
 
     def check_options(self, backend_kwargs: BackendKwargs) -> None:
         """Raise InvalidRequest if the options of a request are not accepted."""
@@ -74,10 +68,7 @@ class ClipJudge(_Backend, Protocol):
     """A judge that gets decoded frames."""
 
     async def judge(self, task_text: str, clip: "Clip", backend_kwargs: BackendKwargs) -> Judgment:
-        """Judge a clip.
-
-        Args:
-            backend_kwargs: Options that `check_options` accepted.
+        """Judge a clip with options that `check_options` accepted.
 
         Raises:
             RewardFleetError: The judge failed; it is reported to the caller as it is.
@@ -97,13 +88,7 @@ class FileJudge(_Backend, Protocol):
         max_pixels: int,
         backend_kwargs: BackendKwargs,
     ) -> Judgment:
-        """Judge a video file; see `ClipJudge.judge` for errors.
-
-        Args:
-            path: The file; it exists during the call only.
-            max_pixels: The most pixels per frame.
-            backend_kwargs: Options that `check_options` accepted.
-        """
+        """Judge a video file, which exists during the call only; see `ClipJudge.judge`."""
 
 
 #: What a builder returns once it is loaded.

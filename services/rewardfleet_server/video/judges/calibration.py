@@ -22,11 +22,7 @@ _MAX_BYTES = 16 * 2**20
 
 
 class JudgeCalibration:
-    """A calibration file, applied to the judge that it is of.
-
-    Raises:
-        ValueError: It is no calibration.
-    """
+    """A calibration file, applied to the judge that it is of; any other file is a ValueError."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:

@@ -170,11 +170,7 @@ def _sets(bins: int) -> Floats:
 
 
 def _limits(counts: LabelCounts, sets: Floats, error: float) -> Floats:
-    """Return the upper bounds on the share of each set, among failures or among successes.
-
-    Args:
-        error: The probability that one of the bounds does not hold.
-    """
+    """Return the upper bounds on the share of each set, of which one fails with that error."""
     from scipy.special import betaincinv  # noqa: PLC0415 - takes a tenth of a second
 
     def bounds(of: list[int]) -> Floats:

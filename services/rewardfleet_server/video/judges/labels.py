@@ -104,11 +104,7 @@ def score_interval(probabilities: Mapping[float, float], unseen: float) -> tuple
 
 
 def checked_probabilities(logprobs: Iterable[float]) -> list[float]:
-    """Return the probabilities of different tokens at one position.
-
-    Raises:
-        BackendFailed: The values are no log-probabilities: one is above 0, or their sum above 1.
-    """
+    """Return the probabilities of tokens at one position; BackendFailed for other values."""
     values = list(logprobs)
     if all(value <= _TOLERANCE for value in values):
         probabilities = [math.exp(min(value, 0.0)) for value in values]

@@ -146,11 +146,11 @@ class OpenAIJudge:
         return {**self._provenance, "rendered_prompt": self._rendered, "honored": honored}
 
     def check_options(self, backend_kwargs: BackendKwargs) -> None:
-        PromptOptions.of(backend_kwargs).prompt_or(self._prompt)
+        PromptOptions.of(backend_kwargs)
 
     async def judge(self, task_text: str, clip: Clip, backend_kwargs: BackendKwargs) -> Judgment:
         options = PromptOptions.of(backend_kwargs)
-        prompt = options.prompt_or(self._prompt)
+        prompt = options.prompt_template or self._prompt
         # Other prompts may want other answers.
         more = self._honored if self._labels or prompt is PERCENTAGE else {}
         readout = self._labels or TextReadout(prompt)

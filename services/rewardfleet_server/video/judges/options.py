@@ -1,14 +1,16 @@
 """The `backend_kwargs` of requests."""
 
 from collections.abc import Mapping
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue, PlainValidator
 
-from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet.wire.validation import validate
 from rewardfleet_server.video.judges.score_parser import Scale, ScoreMode, prompt_scale
 from rewardfleet_server.video.prompts import Prompt
+
+#: The prompt of a template, which is a text.
+RequestedPrompt = Annotated[Prompt, PlainValidator(Prompt)]
 
 
 class JudgeOptions(BaseModel):
@@ -29,10 +31,7 @@ class JudgeOptions(BaseModel):
 class PromptOptions(JudgeOptions):
     """The options of judges that prompt a model."""
 
-    prompt_template: str | None = None  #: replaces the judge's prompt
-
-    def prompt_or(self, default: Prompt) -> Prompt:
-        return requested_prompt("prompt_template", self.prompt_template) or default
+    prompt_template: RequestedPrompt | None = None  #: replaces the judge's prompt
 
     def mode(self, prompt: Prompt, *, is_percentage: bool) -> Scale:
         """Return what a number without a unit means: as requested, or else as the prompt says.
@@ -43,11 +42,3 @@ class PromptOptions(JudgeOptions):
         if self.score_mode in {None, "auto"}:
             return "percentage" if is_percentage else prompt_scale(prompt.template)
         return self.score_mode
-
-
-def requested_prompt(name: str, template: str | None) -> Prompt | None:
-    """Return the prompt of a template in the option `name`, or raise InvalidRequest."""
-    try:
-        return None if template is None else Prompt(template)
-    except ValueError as error:
-        raise InvalidRequest(f"backend_kwargs.{name}: {error}") from None

@@ -120,14 +120,12 @@ def built_in(name: str) -> BuiltInJudge | None:
 
 def all_built_in() -> list[BuiltInJudge]:
     """Return all judges that come with the service, which imports their modules."""
-    judges = (
+    judges = [
         getattr(importlib.import_module(module.name), "JUDGE", None)
         for package in _PACKAGES
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}.")
-    )
-    return sorted(
-        (judge for judge in judges if isinstance(judge, BuiltInJudge)), key=lambda judge: judge.name
-    )
+    ]
+    return sorted(filter(None, judges), key=lambda judge: judge.name)
 
 
 def read_pairs(pairs: Iterable[str], loaded: Sequence[str]) -> dict[str, dict[str, Any]]:

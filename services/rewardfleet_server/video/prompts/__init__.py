@@ -37,7 +37,8 @@ class Prompt:
     more_fields: tuple[str, ...] = ()  #: names of the further fields
 
     def __post_init__(self) -> None:
-        if not self.template.strip() or len(self.template) > _MAX_TEMPLATE:
+        is_text = isinstance(self.template, str)  # not of any request
+        if not is_text or not self.template.strip() or len(self.template) > _MAX_TEMPLATE:
             raise ValueError(f"give 1 to {_MAX_TEMPLATE} characters")
         try:
             parts = list(Formatter().parse(self.template))

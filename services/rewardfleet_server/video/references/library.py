@@ -85,10 +85,9 @@ def count_references(folder: Path) -> dict[str, Counter[bool]]:
 def add_reference(
     folder: Path, clip: Path, task_text: str, *, success: bool, success_frame: int | None = None
 ) -> ManifestEntry:
-    """Copy a clip into a library and append it to the manifest; return its entry.
+    """Copy a clip into a library, which need not exist, and append it to the manifest.
 
     Args:
-        folder: The library; it is created if it does not exist.
         success: Whether the task was done at the end.
         success_frame: Index of the first frame that shows the success, or None if unknown.
 

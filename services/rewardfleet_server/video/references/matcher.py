@@ -98,8 +98,7 @@ class ReferenceFrame:
 
 
 class DecodedReference(NamedTuple):
-    #: Of frames, evenly spread, the last included; see `shrink`. Their thumbnails would take three
-    #: times the memory.
+    #: Of frames, evenly spread, the last included; thumbnails would take three times the memory.
     pixels: Levels
     #: How much each pixel changed since the first frame, `[frames, 64, 64]`, gray levels.
     touched: Levels
@@ -160,9 +159,7 @@ class Library:
 
 
 class ReferenceMatcher:
-    """Compares clips with the references of a library. Threads may share it.
-
-    What it compares with is made once per library and kept in a folder, as that takes seconds.
+    """Compares clips with the references of a library, which are prepared once. Threads share it.
 
     Raises:
         ValueError: A clip of the library is damaged.
@@ -185,7 +182,6 @@ class ReferenceMatcher:
         """Compare the frames of a clip with the references of its task.
 
         Args:
-            task_text: The task; case, spaces and punctuation do not matter.
             frames: RGB, `[H, W, 3]`, uint8, of any size, evenly spread, the last one included.
 
         Returns:

@@ -41,10 +41,7 @@ class Thumbnails:
 
 
 def shrink(frames: Sequence[Frame]) -> Levels:
-    """Return small copies of RGB frames `[H, W, 3]`, uint8.
-
-    They are `[frames, 3 * 64, 64]`: the red, the green and the blue plane of each.
-    """
+    """Return small copies of RGB frames `[H, W, 3]`, uint8, as their planes: `[N, 3 * 64, 64]`."""
     size = (SIDE, SIDE)
     small = [cv2.resize(frame, size, interpolation=cv2.INTER_AREA) for frame in frames]
     planes = [np.asarray(image, np.uint8).transpose(2, 0, 1) for image in small]
@@ -69,11 +66,7 @@ def difference(one: Thumbnails, others: Thumbnails) -> Levels:
     """Return by how many gray levels pixels are outside the other's range within reach.
 
     It is `[others, 64, 64]`, the maximum over both directions and over the colors: a burner that
-    glows differs only in red.
-
-    Args:
-        one: A single thumbnail.
-        others: Those that it is compared with.
+    glows differs only in red. One is a single thumbnail.
     """
     subtract = cv2.subtract  # saturates at 0, so a pixel inside the range gives 0
     result = np.empty((len(others.pixels), SIDE, SIDE), np.uint8)

@@ -81,8 +81,7 @@ class GenerationParams:
     temperature: float  #: 0 or more; 0 for greedy decoding
     top_p: float  #: probability mass of nucleus sampling, in (0, 1]
     top_k: int = 0  #: sample among that many tokens; 0 for all
-    #: Number of completions, 1 or more. They differ only at a temperature above 0.
-    n: int = 1
+    n: int = 1  #: completions, 1 or more, which differ only at a temperature above 0
     #: Texts and ids of the tokens whose log-probabilities are returned.
     labels: Mapping[str, int] = field(default_factory=dict)
     numbers_only: bool = False  #: whether the text is restricted to a whole number from 0 to 100
@@ -119,7 +118,7 @@ class InferenceEngine(Protocol[T_co]):
 
         Args:
             conversation: Its frames have the size that the model takes.
-            prompt: The conversation in the model's chat template, see `Checkpoint.prompt`.
+            prompt: See `Checkpoint.prompt`.
 
         Raises:
             InvalidRequest: The model cannot take the conversation.

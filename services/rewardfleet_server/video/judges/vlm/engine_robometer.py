@@ -18,11 +18,7 @@ from .families.robometer_checkpoint import UNUSED_WEIGHTS, RobometerCheckpoint
 class RobometerModel(Qwen3VLPreTrainedModel):  # type: ignore[misc] # no types in transformers
     """A Qwen3-VL without its language head, and the two heads that a judgment needs.
 
-    The names of its weights are those of the published checkpoint.
-
-    Args:
-        config: The configuration of the Qwen3-VL.
-        bins: The bins into which progress is divided.
+    The names of its weights are those of the published checkpoint. Progress has that many bins.
     """
 
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [

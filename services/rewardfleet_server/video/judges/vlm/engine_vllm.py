@@ -34,11 +34,7 @@ _MAX_REASON = 300
 
 
 class VllmEngine:
-    """A front in this process, and one engine process (several if the model spans GPUs).
-
-    Raises:
-        ValueError: vLLM cannot load the model.
-    """
+    """A front in this process, and one engine process (several if the model spans GPUs)."""
 
     def __init__(self, checkpoint: Checkpoint, own: VllmSettings) -> None:
         prepare_engine_environment()

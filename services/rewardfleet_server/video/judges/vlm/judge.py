@@ -21,7 +21,7 @@ from rewardfleet_server.system.threads import lower_thread_priority, run_in_thre
 from rewardfleet_server.video.clip.frames import Clip
 from rewardfleet_server.video.judges import BackendKwargs, Judgment
 from rewardfleet_server.video.judges.labels import LABEL_MASS, Position
-from rewardfleet_server.video.judges.options import PromptOptions, requested_prompt
+from rewardfleet_server.video.judges.options import PromptOptions, RequestedPrompt
 from rewardfleet_server.video.judges.score_parser import Scale
 from rewardfleet_server.video.prompts import Prompt
 
@@ -46,12 +46,10 @@ WARM_UP_CLIP = Clip((np.zeros((224, 224, 3), np.uint8),) * 4, (0, 30, 60, 90), 9
 class VlmOptions(PromptOptions):
     """The `backend_kwargs` that a request may have."""
 
-    #: A readout of the judge; None for its default.
-    readout: str | None = None
-    system_prompt: str | None = None  #: replaces the judge's system prompt
-    user_prompt: str | None = None  #: another name of `prompt_template`
-    #: Completions per conversation; the score is their mean.
-    n: int = Field(1, ge=1, le=_MAX_COMPLETIONS)
+    readout: str | None = None  #: a readout of the judge; None for its default
+    system_prompt: RequestedPrompt | None = None  #: replaces the judge's system prompt
+    user_prompt: RequestedPrompt | None = None  #: another name of `prompt_template`
+    n: int = Field(1, ge=1, le=_MAX_COMPLETIONS)  #: completions, whose mean is the score
     #: Prefixes of the clip to score, or None for the complete clip only.
     curve: int | None = Field(None, ge=2, le=_MAX_CURVE_POINTS)
 
@@ -109,11 +107,8 @@ class ModelJudge(Generic[T]):
     def __init__(self, checkpoint: Checkpoint, engine: InferenceEngine[T]) -> None:
         self._checkpoint = checkpoint
         self._engine = engine
-        self._threads = ThreadPoolExecutor(
-            max(2, usable_cores() // 2),
-            thread_name_prefix="prepare",
-            initializer=lower_thread_priority,
-        )
+        threads = max(2, usable_cores() // 2)
+        self._threads = ThreadPoolExecutor(threads, "prepare", lower_thread_priority)
 
     @property
     def failure(self) -> str | None:
@@ -215,9 +210,9 @@ class VlmJudge(ModelJudge[list[Completion]]):
         spec = self._spec
         readout = spec.readouts.get(options.readout or next(iter(spec.readouts)))
         if readout is None:
+            shown, known = str(options.readout)[:60], ", ".join(spec.readouts)
             raise InvalidRequest(
-                f"backend_kwargs: readout {str(options.readout)[:60]!r} is unknown to "
-                f"{spec.name}; it has: {', '.join(spec.readouts)}"
+                f"backend_kwargs: readout {shown!r} is unknown to {spec.name}; it has: {known}"
             )
         params = readout.generation_params(spec.sampling, options.n)
         if options.n > 1 and not (params.n > 1 and params.temperature > 0):
@@ -231,10 +226,9 @@ class VlmJudge(ModelJudge[list[Completion]]):
             raise InvalidRequest(f"backend_kwargs: n times curve is at most {_MAX_COMPLETIONS}")
         is_default = readout is next(iter(spec.readouts.values()))
         default = (spec.prompt if is_default else None) or readout.prompt
-        prompt = options.prompt_or(requested_prompt("user_prompt", options.user_prompt) or default)
-        system = requested_prompt("system_prompt", options.system_prompt) or spec.system
+        prompt = options.prompt_template or options.user_prompt or default
         mode = options.mode(prompt, is_percentage=prompt is readout.prompt)
-        return _Query(readout, prompt, system, params, mode)
+        return _Query(readout, prompt, options.system_prompt or spec.system, params, mode)
 
     async def _judge_prefixes(
         self, conversations: Sequence[Conversation], query: _Query
@@ -274,14 +268,13 @@ class VlmJudge(ModelJudge[list[Completion]]):
 def with_curve(
     judgment: Judgment, frames: Sequence[int], values: Sequence[float | None]
 ) -> Judgment:
-    """Return a judgment with a curve.
+    """Return the judgment of the complete clip with a curve.
 
     The detail `value_order_correlation` is Spearman's rank correlation of the values with time
     (Ma et al., "Vision Language Models are In-Context Value Learners", 2024): 1 if they always
     rise, -1 if they always fall. It is left out if the values are all equal.
 
     Args:
-        judgment: The judgment of the complete clip.
         frames: The source's index of the last frame of each prefix; the last is the complete clip.
         values: The value of each prefix, in [0, 1]; None if there is none.
     """
@@ -294,10 +287,7 @@ def with_curve(
 
 
 def order_correlation(values: Sequence[float]) -> float | None:
-    """Return Spearman's rank correlation of values with their order, in [-1, 1].
-
-    None if the values are all equal, or fewer than two.
-    """
+    """Return Spearman's rank correlation of values with their order; None if all are equal."""
     if len(set(values)) < 2:
         return None
     _, groups, counts = np.unique(values, return_inverse=True, return_counts=True)

@@ -35,8 +35,6 @@ _PARAMS = GenerationParams(max_tokens=1, temperature=0.0, top_p=1.0)
 
 
 class RobometerOptions(PromptOptions):
-    """The `backend_kwargs` that a request may have."""
-
     #: The head whose value at the last frame is the score; None for `progress`.
     readout: Literal["progress", "success"] | None = None
 
@@ -50,11 +48,7 @@ class FrameScores:
 
 
 class RobometerJudge(ModelJudge[FrameScores]):
-    """Shows frames to Robometer and reads its heads.
-
-    Args:
-        prompt: The question before the frames.
-    """
+    """Asks a question, shows frames to Robometer and reads its heads."""
 
     deterministic = True
     _checkpoint: RobometerCheckpoint
@@ -83,7 +77,8 @@ class RobometerJudge(ModelJudge[FrameScores]):
 
     async def judge(self, task_text: str, clip: Clip, backend_kwargs: BackendKwargs) -> Judgment:
         options = RobometerOptions.of(backend_kwargs)
-        scores = await self._score(clip, options.prompt_or(self._prompt).render(task_text))
+        prompt = options.prompt_template or self._prompt
+        scores = await self._score(clip, prompt.render(task_text))
         progress, success = scores.progress[-1], scores.success[-1]
         details = {"progress": progress, "success": success}
         judgment = Judgment(
@@ -104,7 +99,7 @@ class RobometerJudge(ModelJudge[FrameScores]):
         """Return the part of the provenance that a request can change."""
         return {
             "readout": f"{options.readout or 'progress'} v{_READOUT_VERSION}",
-            "prompt": {**options.prompt_or(self._prompt).provenance},
+            "prompt": {**(options.prompt_template or self._prompt).provenance},
         }
 
 
@@ -133,11 +128,11 @@ def build(settings: RobometerSettings, service: VideoSettings) -> DeferredJudge:
         raise ValueError(f"max_model_len {checkpoint.context}: {error.detail}") from None
 
     def load() -> RobometerJudge:
-        from rewardfleet_server.video.judges.vlm.engine_robometer import (  # noqa: PLC0415 - seconds
-            RobometerEngine,
-        )
+        from rewardfleet_server.video.judges.vlm import engine_robometer  # noqa: PLC0415 - seconds
 
-        engine = RobometerEngine(checkpoint, device=settings.device, batch_size=settings.batch_size)
+        engine = engine_robometer.RobometerEngine(
+            checkpoint, device=settings.device, batch_size=settings.batch_size
+        )
         return RobometerJudge(checkpoint, engine, prompt)
 
     return DeferredJudge(load)

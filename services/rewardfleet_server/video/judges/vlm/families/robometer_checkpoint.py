@@ -45,8 +45,6 @@ _MAX_HEADER = 100_000_000
 
 @dataclass(frozen=True)
 class RobometerLayout:
-    """What is read from the files of a checkpoint."""
-
     folder: Path
     bins: int  #: the bins into which progress is divided, 2 or more
     tokens: int  #: rows of the embedding
@@ -62,11 +60,7 @@ class RobometerCheckpoint(Checkpoint):
 
     @cached_property
     def processor(self) -> Any:
-        """The processor, whose tokenizer has the tokens of the checkpoint.
-
-        Raises:
-            ValueError: It cannot be loaded, or its tokens are not those of the checkpoint.
-        """
+        """The processor; a ValueError if its tokens are not those of the checkpoint."""
         try:
             processor = self.load_processor(self.layout.processor)
         except ValueError as error:
@@ -198,8 +192,7 @@ def _header(file: Path) -> dict[str, tuple[int, ...]]:
 def _read_yaml_options(file: Path) -> dict[tuple[str, str], str]:
     """Return the plain values of config.yaml, by section and key.
 
-    YAML itself is not parsed, as its parsers can construct objects. The authors' tool writes one
-    `key: value` per line, indented below its section.
+    The authors' tool writes one `key: value` per line, indented below its section.
     """
     if not file.exists():
         return {}
