@@ -25,6 +25,7 @@ from ..running import own_environment, running
 from ..server.processes import descendants
 
 VIDEOS = Path(__file__).parent.parent / "data" / "libero" / "videos"
+CLIPS = sorted(map(str, VIDEOS.glob("*.mp4")))
 TASK = "put both the alphabet soup and the tomato sauce in the basket"
 _START_SECONDS = 400.0
 
@@ -66,7 +67,7 @@ def count_passes(engine: Any) -> list[int]:
 
 @pytest.fixture(scope="session")
 def videos() -> list[Path]:
-    return sorted(VIDEOS.glob("*.mp4"))
+    return [*map(Path, CLIPS)]
 
 
 @pytest.fixture(scope="session")
@@ -144,9 +145,18 @@ class RunningService:
     client: httpx.Client
     log: Path
 
-    def score(self, backend: str | None = None, **body: object) -> httpx.Response:
-        options = {"task_text": TASK, "backend": backend, "max_pixels": 12544, **body}
+    def score(self, backend: str | None = None, video: int = 0, **body: object) -> httpx.Response:
+        """Score a rollout, by its number, unless the body has a clip of its own."""
+        has_clip = body.keys() & {"video_base64", "frames_base64"}
+        clip = {} if has_clip else {"video_path": CLIPS[video]}
+        options = {"task_text": TASK, "backend": backend, "max_pixels": 12544, **clip, **body}
         return self.client.post("/score", json=options)
+
+    def judge(self, backend: str | None = None, video: int = 0, **kwargs: object) -> dict[str, Any]:
+        """Return the score of a rollout with these `backend_kwargs`."""
+        answer = self.score(backend, video, backend_kwargs=kwargs)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
 
     def engines(self) -> list[int]:
         """Return the ids of vLLM's processes, the engine core first."""

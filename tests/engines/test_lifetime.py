@@ -18,16 +18,13 @@ from rewardfleet_server.video.settings import VideoSettings
 from .conftest import RunningService, alive, in_flight, serving_video
 
 
-def test_a_dead_engine_ends_the_service_and_fails_its_requests(
-    service: RunningService, videos: list[Path]
-):
+def test_a_dead_engine_ends_the_service_and_fails_its_requests(service: RunningService):
     """Requests in flight are `unavailable`, and the process exits with status 1."""
     url = str(service.client.base_url)
 
     # One client for all: making one takes so long that some requests would end before others begin.
     def score(number: int) -> httpx.Response:
-        body = {"task_text": f"{number}", "video_path": str(videos[number]), "nframes": 64}
-        return service.client.post("/score", json=body)
+        return service.score(video=number, task_text=f"{number}", nframes=64, max_pixels=200_704)
 
     with concurrent.futures.ThreadPoolExecutor(32) as callers:
         futures = [callers.submit(score, number) for number in range(32)]
@@ -43,7 +40,7 @@ def test_a_dead_engine_ends_the_service_and_fails_its_requests(
 
 
 def test_samples_differ_and_no_engine_outlives_a_service_that_is_killed(
-    tmp_path: Path, checkpoint3: Path, videos: list[Path]
+    tmp_path: Path, checkpoint3: Path
 ):
     """Qwen3-VL at a temperature gives mean and spread. Then the service is killed."""
     with serving_video(
@@ -52,10 +49,7 @@ def test_samples_differ_and_no_engine_outlives_a_service_that_is_killed(
         *("--set", "temperature=1.5", "--set", "top_p=1"),
         *("--set", "readout=constrained", "--set", "enforce_eager=true"),
     ) as running:
-        answer, again = (
-            running.score(video_path=str(videos[0]), backend_kwargs={"n": 8}).json()
-            for _ in range(2)
-        )
+        answer, again = (running.judge(n=8) for _ in range(2))
         engines = running.engines()
         assert engines
         running.process.kill()

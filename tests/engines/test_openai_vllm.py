@@ -61,16 +61,14 @@ def endpoint(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.mark.parametrize("media", ["images", "video"])
 @pytest.mark.parametrize("readout", ["structured", "text", "probability"])
-def test_the_judge_openai_works_with_vllm(
-    tmp_path: Path, endpoint: str, videos: list[Path], media: str, readout: str
-):
+def test_the_judge_openai_works_with_vllm(tmp_path: Path, endpoint: str, media: str, readout: str):
     """A random model writes any number where it must, else none; its probabilities are unsure."""
     with serving_video(
         tmp_path / "log",
         *("--backend", "openai", "--openai-url", endpoint, "--openai-model", "tiny"),
         *("--set", f"media={media}", "--set", f"readout={readout}"),
     ) as service:
-        answer = service.score(video_path=str(videos[0]), nframes=8).json()
+        answer = service.score(nframes=8).json()
     assert answer["backend"] == "openai", answer
     output = {"structured": '{ ?"score"', "text": "token limit", "probability": "labels have|cut"}
     assert re.search(output[readout], answer["model_output"])

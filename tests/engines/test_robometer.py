@@ -160,7 +160,11 @@ def test_clips_of_different_sizes_and_lengths_share_a_batch(
 
 def test_a_request_gets_progress_success_and_a_curve(url: str, folder: Path, videos: list[Path]):
     body = {"task_text": TASK, "video_path": str(videos[0]), "nframes": 4}
-    answer = httpx.post(f"{url}/score", json=body, trust_env=False).json()
+
+    def post(**more: object) -> dict:
+        return httpx.post(f"{url}/score", json={**body, **more}, trust_env=False).json()
+
+    answer, again, other = post(), post(), post(backend_kwargs={"readout": "success"})
     details, curve = answer["details"], answer["curve"]
     assert answer["status"] == "ok", answer
     assert answer["score"] == details["progress"] == curve["values"][-1]
@@ -171,31 +175,22 @@ def test_a_request_gets_progress_success_and_a_curve(url: str, folder: Path, vid
     expected = expected_scores(folder, clip_of(videos[0], 4), robometer._PROMPT.render(TASK))
     assert curve["values"] == pytest.approx(expected.progress, abs=1e-4)
     assert details["success"] == pytest.approx(expected.success[-1], abs=1e-4)
-
-    again = httpx.post(f"{url}/score", json=body, trust_env=False).json()
     assert again["cached"] and again["score"] == answer["score"]
-    body["backend_kwargs"] = {"readout": "success"}
-    other = httpx.post(f"{url}/score", json=body, trust_env=False).json()
     assert other["score"] == details["success"] and not other["cached"]
     assert other["provenance"]["readout"] == "success v1"
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
+def test_options_that_cannot_work_are_rejected(url: str, videos: list[Path]):
+    for kwargs, message in (
         ({"readout": "rubric"}, "readout"),
         ({"curve": 4}, "curve"),
         ({"n": 2}, "n"),
         ({"prompt_template": "{frames}"}, "{frames} is not accepted"),
         ({"prompt_template": "word " * 4000}, "more than the model's"),
-    ],
-)
-def test_options_that_cannot_work_are_rejected(
-    url: str, videos: list[Path], kwargs: dict, message: str
-):
-    body = {"task_text": TASK, "video_path": str(videos[0]), "backend_kwargs": kwargs}
-    answer = httpx.post(f"{url}/score", json=body, trust_env=False)
-    assert answer.status_code == 422 and message in answer.text
+    ):
+        body = {"task_text": TASK, "video_path": str(videos[0]), "backend_kwargs": kwargs}
+        answer = httpx.post(f"{url}/score", json=body, trust_env=False)
+        assert answer.status_code == 422 and message in answer.text
 
 
 def test_the_published_size_has_the_published_number_of_parameters():
@@ -264,8 +259,11 @@ def test_a_checkpoint_with_other_weights_is_not_loaded(
         build(broken).load()
 
 
-def test_a_tokenizer_that_does_not_fit_the_embedding_is_rejected(folder: Path, tmp_path: Path):
+def test_a_tokenizer_that_does_not_fit_or_is_missing_is_rejected(folder: Path, tmp_path: Path):
     broken = copy(folder, tmp_path)
+    (broken / "config.yaml").write_text(f"model:\n  base_model_id: {tmp_path}/absent\n")
+    with pytest.raises(ValueError, match="absent.*that of model.base_model_id in config.yaml"):
+        build(broken)
     base = Path(f"{folder}-base")
     shutil.copytree(base, broken, dirs_exist_ok=True, ignore=lambda *_: ["config.json"])
     tokenizer = transformers.AutoTokenizer.from_pretrained(broken)
@@ -273,13 +271,6 @@ def test_a_tokenizer_that_does_not_fit_the_embedding_is_rejected(folder: Path, t
     tokenizer.save_pretrained(broken)
     rows = len(tokenizer) + 4
     with pytest.raises(ValueError, match=f"embed_tokens.weight has {rows} tokens, the tokenizer"):
-        build(broken)
-
-
-def test_a_base_model_that_is_missing_is_named(folder: Path, tmp_path: Path):
-    broken = copy(folder, tmp_path)
-    (broken / "config.yaml").write_text(f"model:\n  base_model_id: {tmp_path}/absent\n")
-    with pytest.raises(ValueError, match="absent.*that of model.base_model_id in config.yaml"):
         build(broken)
 
 

@@ -113,14 +113,10 @@ def _head(hidden: int, outputs: int) -> torch.nn.Module:
 
 def _save_in_two_files(folder: Path, weights: dict[str, torch.Tensor]) -> None:
     names = sorted(weights)
-    files = {
-        "model-00001-of-00002.safetensors": names[::2],
-        "model-00002-of-00002.safetensors": names[1::2],
-    }
+    files = {f"model-0000{n + 1}-of-00002.safetensors": names[n::2] for n in range(2)}
     for file, own in files.items():
-        save_file(
-            {name: weights[name].contiguous() for name in own}, folder / file, {"format": "pt"}
-        )
+        content = {name: weights[name].contiguous() for name in own}
+        save_file(content, folder / file, {"format": "pt"})
     weight_map = {name: file for file, own in files.items() for name in own}
     index = {"metadata": {}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))

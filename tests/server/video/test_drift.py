@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -203,26 +202,21 @@ def test_the_service_exports_results_and_drift_by_task(write_calibration, frames
     assert {each.value for each in families["rewardfleet_drift_alarms"]} == {0}
 
 
-def test_a_cached_score_counts_once(write_calibration, frames_request):
-    path = write_calibration(distribution=twenty_labels())
-    with served(FakeJudge(0.25), calibration=path) as client:
-        for _ in range(3):
-            client.post("/score", json=frames_request)
-        text = client.get("/metrics").text
-    assert re.findall(r'status="ok",task="other"} (.*)', text) == ["1.0"]
-
-
-def test_a_calibration_without_a_distribution_is_named_and_applied(
+def test_a_cached_score_counts_once_and_none_without_a_distribution(
     write_calibration, frames_request
 ):
-    path: Path = write_calibration()
-    with served(FakeJudge(0.25), calibration=path) as client:
-        assert client.post("/score", json=frames_request).json()["score"] == pytest.approx(0.5)
-        text = client.get("/metrics").text
-    assert "rewardfleet_drift_evidence{" not in text
-    app = create_app(VideoSettings(calibration=path), {"fake": FakeJudge(0.25)})
-    (warning,) = [each for each in app.service.warnings if "distribution" in each]
-    assert str(path) in warning
+    paths = write_calibration("1", distribution=twenty_labels()), write_calibration("2")
+    for path, counts in zip(paths, (["1.0"], []), strict=True):
+        with served(FakeJudge(0.25), calibration=path) as client:
+            for _ in range(3):
+                answer = client.post("/score", json=frames_request).json()
+            text = client.get("/metrics").text
+        assert answer["score"] == pytest.approx(0.5)
+        assert re.findall(r'status="ok",task="other"} (.*)', text) == counts
+        assert ("rewardfleet_drift_evidence{" in text) == bool(counts)
+        app = create_app(VideoSettings(calibration=path), {"fake": FakeJudge(0.25)})
+        warnings = [each for each in app.service.warnings if f"{path} has no distribution" in each]
+        assert len(warnings) == (not counts)
 
 
 @pytest.mark.parametrize(("change", "words"), table("damaged_distributions"))

@@ -239,12 +239,6 @@ def test_repeated_tags_are_parsed_in_linear_time():
     assert watch.seconds < 1
 
 
-def test_primo_has_the_sampling_of_its_authors():
-    spec = primo_r1.judge_spec(PrimoSettings())
-    params = spec.readouts["text"].generation_params(spec.sampling, 1)
-    assert (params.temperature, params.top_p, params.max_tokens) == (0.1, 0.001, 4096)
-
-
 # The authors' prompts
 
 
