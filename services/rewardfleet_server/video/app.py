@@ -22,13 +22,10 @@ log = logging.getLogger(__name__)
 
 
 def create_app(settings: VideoSettings, judges: Mapping[str, Judge] | None = None) -> RewardApp:
-    """Create the application of the video service.
+    """Create the application of the video service; see `load_judges` for errors.
 
     Args:
         judges: The judges by name, the default one first; None to load those of the settings.
-
-    Raises:
-        ValueError: The settings name a judge that does not exist or cannot be loaded.
     """
     if settings.profile:
         log.info("--profile %s: %s", settings.profile, settings.profile_summary())

@@ -22,8 +22,7 @@ from rewardfleet_server.observe.telemetry import RequestContext
 
 log = logging.getLogger(__name__)
 
-#: Causes that are reported; callers can make up names of judges.
-_MAX_CAUSES = 100
+_MAX_CAUSES = 100  #: causes that are reported; callers can make up names of judges
 
 
 class Refusals:
@@ -42,8 +41,6 @@ class Refusals:
         """Report a cause, and return its error to be raised.
 
         Args:
-            cause: A name for it.
-            error: The error that callers get.
             advice: What to do, without what logs must not show; None if the error says it.
         """
         if cause not in self._causes and len(self._causes) < _MAX_CAUSES:

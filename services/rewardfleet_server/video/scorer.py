@@ -63,11 +63,9 @@ _PATH_ADVICE = {
     ErrorKind.NOT_FOUND: "a video_path does not exist here; temp_video_dir must be a folder below "
     "--video-root that the trainer and this service both see",
 }
-#: Clips whose cost is remembered.
-_MAX_COSTS = 4096
+_MAX_COSTS = 4096  #: clips whose cost is remembered
 _FAULTY = "No judge has seen the clip: `suspicions` has the faults of its recording."
-#: Characters of a judge's output in an error message.
-_MAX_QUOTED = 500
+_MAX_QUOTED = 500  #: characters of a judge's output in an error message
 
 
 class VideoScorer:
@@ -75,11 +73,7 @@ class VideoScorer:
 
     Args:
         judges: The loaded judges by name, the default one first.
-        refusals: Reports why requests are refused.
-        calibration: Of one of the judges.
-
-    Raises:
-        ValueError: The calibration is of another judge.
+        calibration: Of one of the judges; ValueError if it is of another one.
     """
 
     def __init__(

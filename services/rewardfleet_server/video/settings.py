@@ -34,7 +34,6 @@ from .judges.settings import (
 #: Environment variable that marks the processes of an engine started by a rewardfleet service.
 _ENGINE_MARKER = "REWARDFLEET_ENGINE_PROCESS"
 
-
 #: Paths joined as in PATH, or by commas, as repeated flags are.
 _SPLIT_PATHS = BeforeValidator(
     lambda value: re.split(f"[,{os.pathsep}]", value) if isinstance(value, str) else value
@@ -240,10 +239,7 @@ def select_gpus(settings: VideoSettings) -> None:
     """Set `CUDA_VISIBLE_DEVICES` to the GPUs of `--gpu-ids`; call it before any judge is built.
 
     The numbers index the GPUs that `CUDA_VISIBLE_DEVICES` already lists, if a scheduler set it.
-    Without the flag, the variable is left alone.
-
-    Raises:
-        ValueError: There is no such GPU.
+    Without the flag, the variable is left alone. If there is no such GPU, ValueError.
     """
     names = settings.selected_gpus
     given = os.environ.get("CUDA_VISIBLE_DEVICES")

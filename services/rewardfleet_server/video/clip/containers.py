@@ -47,9 +47,7 @@ class _File:
         return InvalidRequest(f"{self._label} is truncated: {reason}")
 
 
-class _Part(NamedTuple):
-    """A box (mp4), an element (Matroska) or a chunk (avi)."""
-
+class _Part(NamedTuple):  # a box (mp4), an element (Matroska) or a chunk (avi)
     name: bytes
     content: int  #: where its content starts
     end: int

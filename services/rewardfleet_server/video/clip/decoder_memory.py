@@ -17,8 +17,7 @@ _INTRA_PICTURES, _INTRA_ONLY = 4, 1
 #: Bytes per pixel of H.264, whose format is known only when a picture is decoded, by profile.
 _H264_BYTES = {"Baseline": 1.5, "Constrained Baseline": 1.5, "Main": 1.5, "Extended": 1.5}
 _H264_BYTES |= {"High": 1.5, "High 10": 3.0, "High 4:2:2": 4.0}
-#: Four samples of 16 bits each.
-_UNKNOWN_BYTES = 8.0
+_UNKNOWN_BYTES = 8.0  #: four samples of 16 bits each
 #: Pixels that decoders add to both sides of a picture, for motion vectors that leave it.
 EDGES = 128
 #: Bytes per pixel of a picture's motion vectors, and of converting one picture to RGB.

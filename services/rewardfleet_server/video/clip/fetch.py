@@ -32,8 +32,7 @@ _GLOBAL_UNICAST, _6TO4 = map(ipaddress.ip_network, ("2000::/3", "2002::/16"))
 
 _MAX_REDIRECTS = 3
 _CONCURRENT = 16
-#: Seconds for one video in total, redirects included.
-_SECONDS = 30.0
+_SECONDS = 30.0  #: seconds for one video in total, redirects included
 
 
 def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:

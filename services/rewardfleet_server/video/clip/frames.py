@@ -42,8 +42,7 @@ _IMAGE_WEIGHT = 4
 #: Returns the indices of the frames that a judge sees, by the numbers of all and of those.
 Selection = Callable[[int, int], tuple[int, ...]]
 
-#: One frame, RGB, `[H, W, 3]`, uint8.
-Frame = NDArray[np.uint8]
+Frame = NDArray[np.uint8]  #: one frame, RGB, `[H, W, 3]`, uint8
 
 Image.MAX_IMAGE_PIXELS = None  # `_check_pixels` applies a limit, with an error for the caller
 
@@ -127,12 +126,7 @@ class Cost(NamedTuple):
 
 
 def video_cost(path: str, part: TimeRange | None = None) -> Cost:
-    """Return what decoding a video, or a part of it, takes, from its headers. Blocks shortly.
-
-    Raises:
-        InvalidRequest: The file is not a video.
-        TooLarge: Its frames are too large.
-    """
+    """Return what decoding takes, by the headers; see `decode_video` for errors. Blocks shortly."""
     with _opened(path, decodes=False) as video:
         frames = video.likely_frames
         if part and video.fps:
@@ -153,9 +147,6 @@ def images_cost(images: Sequence[bytes]) -> Cost:
 
 def decode_images(images: Sequence[bytes], fps: float | None, spec: DecodeSpec) -> Clip:
     """Decode frames of a list of JPEG or PNG images, one per frame, in order. Blocks.
-
-    Args:
-        fps: Frames per second, or None if unknown.
 
     Raises:
         InvalidRequest: One is not a JPEG or PNG image, is damaged, or has another size.
@@ -183,14 +174,10 @@ def decode_images(images: Sequence[bytes], fps: float | None, spec: DecodeSpec) 
 def select_frames(
     frames: NDArray[np.uint8], fps: float | None, spec: DecodeSpec, *, is_planar: bool
 ) -> Clip:
-    """Select frames of raw ones; they are not copied unless they are scaled.
+    """Select frames of raw ones, which are copied if they are scaled; TooLarge for large ones.
 
     Args:
         frames: RGB, `[T, H, W, 3]`, or `[T, 3, H, W]` if `is_planar`.
-        fps: Frames per second, or None if unknown.
-
-    Raises:
-        TooLarge: They are too large.
     """
     height, width = frames.shape[2:] if is_planar else frames.shape[1:3]
     _check_pixels(width, height)
@@ -313,10 +300,8 @@ UNKNOWN_FPS = 20.0
 def as_mp4(clip: Clip) -> AbstractContextManager[Path]:
     """Write a clip's frames to a temporary mp4 file (MPEG-4 part 2) for the block. Blocks.
 
-    They play in real time: every tenth frame of a video of 20 frames per second at 2 of them.
-
-    Raises:
-        OSError: It cannot be written, e.g. because the disk is full.
+    They play in real time: every tenth frame of a video of 20 frames per second at 2 of them. It
+    raises OSError, e.g. because the disk is full.
     """
     fps = clip.fps or UNKNOWN_FPS
     if len(clip.indices) > 1:

@@ -34,8 +34,7 @@ _DEMUXER_OPTIONS = {
     "protocol_whitelist": "file",
 }
 _AVI_FORMAT = "avi"
-#: By how much containers round durations.
-_ROUNDING_S = 0.005
+_ROUNDING_S = 0.005  #: by how much containers round durations
 _DECODE_NOTHING = {"skip_frame": "all"}
 #: Errors end decoding. By default decoders replace what they cannot decode by earlier content.
 _ERROR_DETECTION = "crccheck+bitstream+buffer+explode"
@@ -76,16 +75,11 @@ class VideoReader:
         self.decoder_bytes = decoder_bytes(stream.codec_context, stream.width, stream.height)
 
     def count_frames(self, part: TimeRange | None, limit: int) -> int:
-        """Count the packets that become frames in a part; check all packets against the headers.
+        """Count the packets that become frames in a part, or in all.
 
-        It takes 5% of decoding's time.
-
-        Args:
-            part: The part; None for all.
-            limit: Of all: after that many frames, packets are neither read nor checked.
-
-        Raises:
-            InvalidRequest: The file has fewer frames, or ends earlier, than it states.
+        It takes 5% of decoding's time. Packets are checked against the headers: InvalidRequest if
+        there are fewer frames, or they end earlier, than the file states. Of all, packets after
+        `limit` frames are neither read nor checked.
         """
         packets = _read_packets(self._container, self._stream, None if part else limit)
         if part or len(packets.times) < limit:
@@ -206,14 +200,11 @@ class VideoReader:
 
 @contextmanager
 def open_video(path: str, *, decodes: bool = True) -> Iterator[VideoReader]:
-    """Open a video file for the block.
+    """Open a video file for the block; InvalidRequest, also within it, if it cannot be decoded.
 
     Args:
         decodes: Whether pictures are decoded, which tells how they are to be shown. Opening a file
             decodes the first ones. Without them, it takes no memory and a millisecond.
-
-    Raises:
-        InvalidRequest: It is not a video, or cannot be read or decoded, also within the block.
     """
     try:
         with _opened(path, **({} if decodes else _DECODE_NOTHING)) as container:

@@ -28,10 +28,8 @@ from typing import Any
 
 from rewardfleet_server.system.child_process import end_with_parent
 
-#: The length of a message.
-LENGTH = struct.Struct(">I")
-#: Limit on a message to this process.
-MAX_BYTES = 64 * 2**20
+LENGTH = struct.Struct(">I")  #: the length of a message
+MAX_BYTES = 64 * 2**20  #: limit on a message to this process
 #: Limit on one from it, as the service's event loop decodes it.
 MAX_ANSWER_BYTES = 4 * 2**20
 #: Limits on parts of error messages, in characters.

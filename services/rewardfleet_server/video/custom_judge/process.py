@@ -44,19 +44,16 @@ _MIN_PATIENCE, _MAX_PATIENCE = 1.0, 60.0
 #: Seconds before a process is started in place of one that ended soon after its start: none at
 #: first, then doubled up to a maximum.
 _MIN_BACKOFF, _MAX_BACKOFF = 0.5, 30.0
-#: A process that ran for so many seconds is restarted at once.
-_STABLE_SECONDS = 60.0
+_STABLE_SECONDS = 60.0  #: a process that ran for so many seconds is restarted at once
 #: The longest that a restart may take: so many times as long as the first start, but at least so
 #: many seconds. The first start has no limit: it may download a model.
 _RESTART_FACTOR, _MIN_RESTART_SECONDS = 10, 60.0
 #: Seconds for the last answers of a process that has ended, and for its end once it is killed.
 _DRAIN_SECONDS, _KILL_SECONDS = 0.2, 2.0
-#: Bytes of answers that are buffered.
-_BUFFER_BYTES = 4 * 2**20
+_BUFFER_BYTES = 4 * 2**20  #: bytes of answers that are buffered
 #: What reading a message raises if the process has ended, or wrote something else.
 _CONNECTION_ENDED = (asyncio.IncompleteReadError, ConnectionError, ValueError, msgspec.MsgspecError)
-#: The longest line of a judge's output, in bytes.
-_MAX_LINE = 64 * 1024
+_MAX_LINE = 64 * 1024  #: the longest line of a judge's output, in bytes
 
 
 @dataclass(frozen=True)
@@ -85,12 +82,9 @@ _decode_answer = msgspec.json.Decoder(JudgeAnswer).decode
 
 
 class CustomJudge:
-    """Calls a judge in a process of its own.
+    """Calls a judge in a process of its own; ValueError if the factory failed.
 
     Its scores are not cached, because it is unknown what they depend on.
-
-    Raises:
-        ValueError: The factory failed.
     """
 
     deterministic = False
@@ -105,8 +99,8 @@ class CustomJudge:
             ready = self._child.started(None)
         except ValueError as error:
             raise ValueError(f"--custom-backend-factory {order.factory}: {error}") from error
-        first_start_s = time.monotonic() - started
-        self._max_restart_s = max(_RESTART_FACTOR * first_start_s, _MIN_RESTART_SECONDS)
+        longest_s = _RESTART_FACTOR * (time.monotonic() - started)
+        self._max_restart_s = max(longest_s, _MIN_RESTART_SECONDS)
         # A judge of coroutines takes as many calls as the service admits.
         self._slots = asyncio.Semaphore(sys.maxsize if ready.is_async else order.threads)
         self._problem: str | None = f"{self._label} has not started"  # why it is not running
@@ -285,17 +279,15 @@ class CustomJudge:
         reason = self._killed_because or f"its process {describe_end(status)}"
         for call in self._calls.values():
             if not call.done():
-                call.set_exception(self._lost(reason))
+                # Unless it was killed, any of the calls may have been the reason.
+                call.set_exception(
+                    Unavailable(f"{self._label} was killed: {reason}", retry_after=1)
+                    if self._killed_because
+                    else BackendFailed(f"{self._label} died: {reason}")
+                )
                 call.exception()  # of an abandoned call: nobody else retrieves it
         self._calls.clear()
         return reason
-
-    def _lost(self, reason: str) -> RewardFleetError:
-        """Return the failure of a call that was at work when the process ended."""
-        if self._killed_because is not None:
-            return Unavailable(f"{self._label} was killed: {reason}", retry_after=1)
-        # Any of the calls may have been the reason.
-        return BackendFailed(f"{self._label} died: {reason}")
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Hand out answers until the connection ends."""
@@ -354,11 +346,7 @@ class _JudgeChild:
         return thread
 
     def started(self, timeout_s: float | None) -> JudgeAnswer:
-        """Wait until it is ready for calls. Blocks.
-
-        Raises:
-            ValueError: The factory failed, or took longer, or the process ended in it.
-        """
+        """Wait until it is ready; ValueError if the factory fails or takes longer. Blocks."""
         self.connection.settimeout(timeout_s)
         try:
             with self.connection.makefile("rb") as file:

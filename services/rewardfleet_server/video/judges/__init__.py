@@ -19,21 +19,18 @@ from rewardfleet.wire.video import Curve, NearestReference
 if TYPE_CHECKING:  # the settings are read where frames cannot be decoded, too
     from rewardfleet_server.video.clip.frames import Clip
 
-#: The options of a request.
-BackendKwargs = Mapping[str, JsonValue]
+BackendKwargs = Mapping[str, JsonValue]  #: the options of a request
 
 
 @dataclass(frozen=True)
 class Judgment:
     score: float | None  #: in [0, 1], or None if the judge abstains; `text` then has the reason
     text: str  #: the judge's text output
-    #: Other figures, by name.
-    details: Mapping[str, float] = field(default_factory=dict)
+    details: Mapping[str, float] = field(default_factory=dict)  #: other figures, by name
     #: Values after prefixes of the clip, if the request has `backend_kwargs.curve` or the judge
     #: always reports them.
     curve: Curve | None = None
-    #: What the clip was compared with.
-    references: Sequence[NearestReference] = ()
+    references: Sequence[NearestReference] = ()  #: what the clip was compared with
     #: Why it abstains. None: its answer has no score that can be read.
     cause: VideoCause | None = None
     #: What the request's `backend_kwargs` replaced in the judge's own provenance.
@@ -91,8 +88,7 @@ class FileJudge(_Backend, Protocol):
         """Judge a video file, which exists during the call only; see `ClipJudge.judge`."""
 
 
-#: What a builder returns once it is loaded.
-Judge = ClipJudge | FileJudge
+Judge = ClipJudge | FileJudge  #: what a builder returns once it is loaded
 
 
 @dataclass(frozen=True)

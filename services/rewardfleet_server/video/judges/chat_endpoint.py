@@ -17,16 +17,12 @@ from .labels import Position
 
 log = logging.getLogger(__name__)
 
-#: Attempts per request.
-_ATTEMPTS = 6
+_ATTEMPTS = 6  #: attempts per request
 #: The longest wait before the first retry, and before any, in seconds.
 _FIRST_WAIT, _MAX_WAIT = 0.4, 20.0
-#: Seconds in which the endpoint must answer whether it is up.
-_PROBE_SECONDS = 10.0
-#: Answers of a proxy in front of an endpoint that is down.
-_DOWN = {502, 503, 504}
-#: Bytes of a response, decompressed.
-_MAX_BYTES = 16 * 2**20
+_PROBE_SECONDS = 10.0  #: seconds in which the endpoint must answer whether it is up
+_DOWN = {502, 503, 504}  #: answers of a proxy in front of an endpoint that is down
+_MAX_BYTES = 16 * 2**20  #: bytes of a response, decompressed
 #: Ends of answers that are complete, cut or refused; and of texts that are no answer, such as
 #: vLLM's at updates of weights.
 _ENDS = {"stop", "length", "content_filter"}

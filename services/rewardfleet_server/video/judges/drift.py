@@ -24,9 +24,7 @@ nonparametric framework for sequential change detection, 2022, arXiv:2203.03532,
 weighted by time here. The bets are those of Waudby-Smith and Ramdas, Estimating means of bounded
 random variables by betting, 2020, arXiv:2010.09686. A test of exchangeability (Vovk, Testing
 randomness online, 2019, arXiv:1906.09256) would take a learning policy for drift.
-
-What cannot be seen. Scores that are a mixture as before: a judge that takes failures of a new kind
-for successes, or that calls all clips failures. Only labels tell (`label_fraction`).
+docs/judges.md says what this one cannot see.
 """
 
 import hashlib
@@ -44,16 +42,14 @@ from rewardfleet_server.system.log_throttle import LogThrottle
 
 log = logging.getLogger(__name__)
 
-#: A process has one false alarm in so many days at most, in expectation.
-_ALARM_DAYS = 30.0
+_ALARM_DAYS = 30.0  #: a process has one false alarm in so many days at most, in expectation
 #: Scores of a task that are one observation, and seconds from its first to that of the next one, at
 #: least.
 BLOCK, _BLOCK_SECONDS = 16, 600.0
 #: How much of the evidence is at stake in a block: a small bet sees a small drift, a large one a
 #: large drift sooner.
 _BETS = np.array([[0.1], [0.3], [0.9]])
-#: The weight of the last block in the shares that a warning names.
-_RECENT = 0.1
+_RECENT = 0.1  #: the weight of the last block in the shares that a warning names
 #: The label of tasks that have no labels of their own, or too few; characters of the others.
 OTHER, _LABEL_LENGTH = "other", 80
 

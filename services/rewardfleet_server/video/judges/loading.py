@@ -41,11 +41,7 @@ def load_judges(settings: VideoSettings) -> dict[str, Judge]:
 
 
 def find_judge(name: str, settings: VideoSettings) -> Judge | DeferredJudge:
-    """Build a judge that comes with the service, or that the user provides, without its model.
-
-    Raises:
-        ValueError: There is no such judge, or it cannot work with these settings.
-    """
+    """Build a judge without its model; see `load_judges` for errors."""
     judge = built_in(name)
     if judge is not None:
         return judge.build(settings.judge_settings(name), settings)

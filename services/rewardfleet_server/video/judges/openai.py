@@ -40,14 +40,10 @@ log = logging.getLogger(__name__)
 _JPEG_QUALITY = 95
 #: The maximum of OpenAI's own API, and vLLM's default limit.
 _LOGPROBS: Mapping[str, JsonValue] = {"logprobs": True, "top_logprobs": 20}
-#: Enough for empty thoughts, white space and marks before a label.
-_LABEL_TOKENS = 8
-#: Seconds between checks whether the endpoint is up.
-_CHECK_SECONDS = 5
-#: Seconds in which it must answer what the model is shown.
-_PROOF_SECONDS = 60
-#: The shortest clip that is proved is that of a default request.
-_LEAST_FRAMES = 16
+_LABEL_TOKENS = 8  #: enough for empty thoughts, white space and marks before a label
+_CHECK_SECONDS = 5  #: seconds between checks whether the endpoint is up
+_PROOF_SECONDS = 60  #: seconds in which it must answer what the model is shown
+_LEAST_FRAMES = 16  #: the shortest clip that is proved is that of a default request
 #: What to do if frames are left out. The flags are those of vLLM 0.32.
 _REMEDY = (
     "use --set media=images, or start vLLM with --media-io-kwargs "
@@ -187,9 +183,7 @@ class OpenAIJudge:
     async def _prove(self, frames: int, rate: float) -> bool:
         """Return whether clips like this are shown completely; False if tokens are not counted.
 
-        Raises:
-            BackendFailed: Some frames are left out.
-            Unavailable: The endpoint fails.
+        Where some frames are left out, BackendFailed; where the endpoint fails, Unavailable.
         """
         async with self._proving:
             if self._breaks != self._endpoint.breaks:

@@ -129,14 +129,11 @@ def all_built_in() -> list[BuiltInJudge]:
 
 
 def read_pairs(pairs: Iterable[str], loaded: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the settings of judges that `--set` gives, by judge and name.
+    """Return the settings that `--set` gives, by judge and name; ValueError for unread ones.
 
     Args:
         pairs: `JUDGE.NAME=VALUE`, or `NAME=VALUE` for the only judge.
         loaded: The judges to load. Those that do not come with the service read everything.
-
-    Raises:
-        ValueError: No judge to load reads one of them.
     """
     values: dict[str, dict[str, Any]] = {name: {} for name in loaded}
     for pair in pairs:

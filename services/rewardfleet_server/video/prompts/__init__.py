@@ -79,12 +79,9 @@ class Prompt:
         return self.template.format(**dict.fromkeys(FIELDS, task_text), **more)
 
 
-#: Asks for a number from 0 to 100.
-PERCENTAGE = Prompt.load("percentage")
-#: Asks whether the task is done.
-YES_OR_NO = Prompt.load("yes_or_no")
-#: Asks for a grade from 1 to 5.
-RUBRIC = Prompt.load("rubric")
+PERCENTAGE = Prompt.load("percentage")  #: asks for a number from 0 to 100
+YES_OR_NO = Prompt.load("yes_or_no")  #: asks whether the task is done
+RUBRIC = Prompt.load("rubric")  #: asks for a grade from 1 to 5
 
 
 def _check_template(text: str) -> str:

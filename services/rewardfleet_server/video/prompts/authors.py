@@ -32,10 +32,7 @@ def read_texts(file: Path) -> Texts:
 
     A text is a string, a `+` of strings, or an f-string that inserts names or attributes, which
     become fields. What a function assigns is also under `function.name`, and the texts of a
-    dictionary are under `NAME[key]`. Anything else is left out.
-
-    Raises:
-        ValueError: The file is not Python.
+    dictionary are under `NAME[key]`. Anything else is left out. It may raise ValueError.
     """
     try:
         return _texts_of(ast.parse(file.read_text(encoding="utf-8")))
@@ -61,11 +58,7 @@ def one_text(texts: Texts, name: str) -> str:
 
 
 def prompts_of(file: Path | None, read: Callable[[Path], T], shipped: T) -> T:
-    """Return the prompts in a file of the authors, or the shipped ones if there is no file.
-
-    Raises:
-        ValueError: They are not in the file; the message names the setting.
-    """
+    """Return the prompts in a file of the authors, or the shipped ones; ValueError names it."""
     if file is None:
         return shipped
     try:
@@ -75,11 +68,7 @@ def prompts_of(file: Path | None, read: Callable[[Path], T], shipped: T) -> T:
 
 
 def authors_prompt(text: str, name: str, *, more_fields: tuple[str, ...] = ()) -> Prompt:
-    """Return the prompt of an authors' template, whose fields get the names that we use.
-
-    Raises:
-        ValueError: It has other fields, or does not name the task or one of `more_fields`.
-    """
+    """Return an authors' prompt, whose fields get our names; ValueError if it lacks some."""
     for theirs, ours in _FIELDS.items():
         text = text.replace(theirs, ours)
     for field in ("task", *more_fields):
@@ -91,8 +80,7 @@ def authors_prompt(text: str, name: str, *, more_fields: tuple[str, ...] = ()) -
 def original_prompt(file: Path) -> Prompt:
     """Read the prompt for Qwen2.5-VL from the original LIBERO server's `libero_reward_server.py`.
 
-    Raises:
-        ValueError: The file does not assign it, or the text does not name the task.
+    If the file does not assign it, or it does not name the task, ValueError.
     """
     text = one_text(read_texts(file), "DEFAULT_QWEN_PROMPT_TEMPLATE")
     return _naming_the_task(Prompt(text, "original"))

@@ -21,11 +21,9 @@ from .thumbnail import Thumbnails, change, shrink
 #: The library in the package: rollouts of 14 LIBERO tasks, see its NOTICE.md.
 SHIPPED = Path(__file__).parent / "libero"
 
-#: Name of the manifest, one `ManifestEntry` per line.
-MANIFEST = "manifest.jsonl"
+MANIFEST = "manifest.jsonl"  #: name of the manifest, one `ManifestEntry` per line
 
-#: Frames per reference, evenly spread.
-_FRAMES = 24
+_FRAMES = 24  #: frames per reference, evenly spread
 #: Frames become thumbnails after decoding, so this limits only the memory of decoding.
 _MAX_PIXELS = 1_605_632
 _MAX_BYTES = 2**30
@@ -56,10 +54,9 @@ class ManifestEntry(BaseModel):
 
 
 def load_library(folder: Path) -> Library:
-    """Read a library. Its files are decoded when they are needed, which notices damage.
+    """Read a library; ValueError if its manifest is damaged, or a file is missing or changed.
 
-    Raises:
-        ValueError: Its manifest is missing or damaged, or one of its files is missing or changed.
+    Its files are decoded when they are needed, which notices damage.
     """
     digest = hashlib.sha256()
     references = []
@@ -87,9 +84,7 @@ def add_reference(
 ) -> ManifestEntry:
     """Copy a clip into a library, which need not exist, and append it to the manifest.
 
-    Args:
-        success: Whether the task was done at the end.
-        success_frame: Index of the first frame that shows the success, or None if unknown.
+    Labels are those of `ManifestEntry`.
 
     Raises:
         ValueError: The clip is not a video or already in the library, or the library is damaged.

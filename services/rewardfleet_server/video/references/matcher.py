@@ -93,8 +93,7 @@ class ReferenceFrame:
     pixels: Levels  #: `[1, 3 * 64, 64]`, see `shrink`
     #: How much each pixel changed since the start of the rollout, `[1, 64, 64]`, gray levels.
     touched: Levels
-    #: In [0, 1], and 1 from the success on; None if unknown.
-    progress: float | None
+    progress: float | None  #: in [0, 1], and 1 from the success on; None if unknown
 
 
 class DecodedReference(NamedTuple):
@@ -130,8 +129,7 @@ class Reference:
         """Return frames of a success whose progress is known: those that clips may end like."""
         step = 1 / max(1, len(self.pixels) - 1)
         if self.success_frame is None:
-            until, done = _UNFINISHED_UNTIL, _FINISHED_FROM
-            reached = _FINISHED_FROM
+            until, done, reached = _UNFINISHED_UNTIL, _FINISHED_FROM, _FINISHED_FROM
         else:
             reached = min(1.0, self.success_frame / max(1, self.decode().frame_count - 1))
             until, done = reached - step, min(1.0, reached + step)
@@ -143,9 +141,8 @@ class Reference:
             for index, time in enumerate(times)
             if time <= until and (time >= _NEAR_THE_END * reached or index % _EARLY_STEP == 0)
         ]
-        return frames + [
-            self._frame("success, finished", finished[round(place)], 1.0) for place in spread
-        ]
+        ends = (finished[round(place)] for place in spread)
+        return frames + [self._frame("success, finished", index, 1.0) for index in ends]
 
     def _frame(self, label: str, index: int, progress: float | None) -> ReferenceFrame:
         pixels, touched, _ = self.decode()
@@ -161,8 +158,7 @@ class Library:
 class ReferenceMatcher:
     """Compares clips with the references of a library, which are prepared once. Threads share it.
 
-    Raises:
-        ValueError: A clip of the library is damaged.
+    If a clip of the library is damaged, ValueError.
     """
 
     def __init__(self, library: Library) -> None:
@@ -377,10 +373,8 @@ def _ends_of_other_tasks(
             others.append(reference)
     ends = []
     for others in by_task.values():
-        beside = [
-            r for r in others if share_unlike(Thumbnails.of(r.pixels[:1]), starts) <= _OTHER_SCENE
-        ]
-        last = [reference.last for reference in beside]
+        starting = ((each, Thumbnails.of(each.pixels[:1])) for each in others)
+        last = [r.last for r, start in starting if share_unlike(start, starts) <= _OTHER_SCENE]
         maps = (difference(Thumbnails.of(frame.pixels), known) for frame in last)
         if all(_max_difference(np.asarray(m, np.float32)).min() >= _SIMILAR_END for m in maps):
             ends += last

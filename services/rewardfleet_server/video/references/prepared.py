@@ -18,8 +18,7 @@ from rewardfleet_server.video.settings import references_cache
 
 log = logging.getLogger(__name__)
 
-#: Arrays without objects, by name.
-Arrays: TypeAlias = dict[str, NDArray[Any]]
+Arrays: TypeAlias = dict[str, NDArray[Any]]  #: arrays without objects, by name
 
 #: Libraries that are kept, of up to 90 MB each: those that were used last.
 _MAX_LIBRARIES = 4

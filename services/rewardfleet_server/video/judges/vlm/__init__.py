@@ -8,7 +8,7 @@ geometry resizes the frames to what the model takes, an engine generates complet
 
 To add a family, write `families/<name>.py` with its settings and a builder; `JUDGE` names them, by
 which the judge is found. Its prompt is a file in `video/prompts`. All are based on Qwen-VL, whose
-sizes of frames are in `geometry.py`.
+sizes of frames are in `checkpoint.py`.
 """
 
 import uuid
@@ -34,8 +34,7 @@ class ImagePart:
     """One frame, shown as a still image."""
 
     frame: Frame  #: RGB, `[H, W, 3]`, uint8
-    #: Identifies the content in an engine's caches.
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)  #: in an engine's caches
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,7 @@ class VideoPart:
     total: int
     fps: float  #: frames per second of the source, above 0
     max_pixels: int  #: the most pixels per frame that the model may see
-    #: Identifies the content in an engine's caches.
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)  #: in an engine's caches
 
     @property
     def metadata(self) -> dict[str, Any]:

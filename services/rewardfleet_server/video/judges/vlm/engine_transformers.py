@@ -32,8 +32,7 @@ log = logging.getLogger(__name__)
 #: A batch that is not full starts when no conversation arrived for this long. It is less than a
 #: forward pass of a real model takes.
 _GATHER_SECONDS = 0.05
-#: Characters of a failure that are reported to the caller.
-_MAX_REASON = 500
+_MAX_REASON = 500  #: characters of a failure that are reported to the caller
 #: Errors after which the device cannot be used any more.
 _FATAL_ERRORS = getattr(torch, "AcceleratorError", ())
 
@@ -55,13 +54,11 @@ class BatchingEngine(Generic[T]):
     While one batch runs, conversations are collected for the next, and 50 ms longer as long as
     more arrive. A conversation that is cancelled before its batch starts is not in it.
 
+    If the model cannot be loaded, or not on this device, ValueError.
+
     Args:
-        checkpoint: What to load.
         device: As torch names it, or `auto`: the first GPU if there is one, else the CPU.
         batch_size: The most completions of one batch.
-
-    Raises:
-        ValueError: The model cannot be loaded, or not on this device.
     """
 
     def __init__(self, checkpoint: Checkpoint, *, device: str, batch_size: int) -> None:

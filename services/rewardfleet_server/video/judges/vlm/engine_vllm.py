@@ -26,8 +26,7 @@ from .checkpoint import Checkpoint
 from .settings import VllmSettings
 
 _NUMBER = StructuredOutputsParams(regex=r"100|[1-9]?[0-9]")
-#: The most videos of one conversation: a curve shows its frames in pairs.
-_MAX_VIDEOS = 64
+_MAX_VIDEOS = 64  #: the most videos of one conversation: a curve shows its frames in pairs
 _SHUTDOWN_SECONDS = 10.0
 #: Characters of vLLM's reason for not loading a model; some list everything that it supports.
 _MAX_REASON = 300

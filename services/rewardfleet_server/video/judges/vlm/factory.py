@@ -61,11 +61,7 @@ def builder(
 
 
 def load_checkpoint(own: ModelSettings, judge: str, model_type: str | None = None) -> Checkpoint:
-    """Read a checkpoint of the family, without its weights; see `builder` for the arguments.
-
-    Raises:
-        ValueError: There is none, it is of another family, or `max_model_len` is too long.
-    """
+    """Read a checkpoint of the family, without its weights; see `builder`, also for errors."""
     path = own.model_path
     if path is None:
         raise ValueError(f"the judge {judge} needs --model-path")

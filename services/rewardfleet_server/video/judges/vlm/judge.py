@@ -32,13 +32,11 @@ from .readouts import Readout
 
 T = TypeVar("T")
 
-#: Completions of one request: samples times points of the curve.
-_MAX_COMPLETIONS = 64
+_MAX_COMPLETIONS = 64  #: completions of one request: samples times points of the curve
 _MAX_CURVE_POINTS = 64
 #: Conversations of one curve in progress at the same time; each holds its own frames.
 _CONCURRENT_PREFIXES = 4
-#: What a prompt ends with that begins the thoughts.
-_THINKS = Position("<think>", 0.0, ())
+_THINKS = Position("<think>", 0.0, ())  #: what a prompt ends with that begins the thoughts
 #: What is judged before the first request. Its frames are more than a second apart.
 WARM_UP_CLIP = Clip((np.zeros((224, 224, 3), np.uint8),) * 4, (0, 30, 60, 90), 91, 20.0, 224 * 224)
 
@@ -127,12 +125,18 @@ class ModelJudge(Generic[T]):
     async def _warm_up(self) -> None:
         raise NotImplementedError
 
-    def _rendered(self, conversation: Conversation) -> str:
-        """Return a digest of the text and of the tokens that a conversation becomes."""
+    def _of_model(self, conversation: Conversation) -> dict[str, JsonValue]:
+        """Return the provenance of the model, with the text and tokens of a conversation."""
         prompt = self._checkpoint.prompt(conversation)
         prepared = self._checkpoint.geometry.prepare(conversation)
         content = f"{prompt}\n{self._engine.tokens(prepared, prompt)}"
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return {
+            "model": self._checkpoint.name,
+            "checkpoint": self._checkpoint.fingerprint,
+            "frames_for_model": str(self._checkpoint.geometry),
+            "rendered_prompt": hashlib.sha256(content.encode()).hexdigest()[:16],
+            **self._engine.provenance,
+        }
 
     async def _run(self, conversation: Conversation, params: GenerationParams) -> T:
         def prepare() -> tuple[Conversation, str]:
@@ -157,20 +161,16 @@ class VlmJudge(ModelJudge[list[Completion]]):
         sampling = self._spec.sampling
         return {
             "judge": self._spec.name,
-            "model": self._checkpoint.name,
-            "checkpoint": self._checkpoint.fingerprint,
             **self._query(VlmOptions()).provenance,
             # Requests may choose another readout, whose prompt the lines above do not name.
             "readouts": self._spec.digest,
-            "frames_for_model": str(self._checkpoint.geometry),
-            "rendered_prompt": self._rendered(self._warm_up_prompt),
             "sampling": {
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
                 **({"top_k": sampling.top_k} if sampling.top_k else {}),
                 "max_tokens": sampling.max_tokens,
             },
-            **self._engine.provenance,
+            **self._of_model(self._warm_up_prompt),
         }
 
     def check_options(self, backend_kwargs: BackendKwargs) -> None:

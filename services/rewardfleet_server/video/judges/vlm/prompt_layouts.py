@@ -15,8 +15,7 @@ from . import Conversation, ImagePart, VideoPart
 
 #: Pixels of the sides of a frame's square and of the gaps between them, for SOLE-R1.
 _SQUARE, _GAP = 384, 5
-#: Width and height of the three squares, as multiples of 28.
-_COMPOSITE_SIZE = (1176, 392)
+_COMPOSITE_SIZE = (1176, 392)  #: width and height of the three squares, as multiples of 28
 
 
 class PromptLayout:
@@ -36,10 +35,8 @@ class PromptLayout:
     ) -> list[tuple[int, Conversation]]:
         """Show at most `count` prefixes of the clip, evenly spread; the last is the complete clip.
 
-        Here, they are not parts of one another: each is a clip of its own.
-
-        Returns:
-            For each prefix the source's index of its last frame, and the conversation.
+        Each comes with the source's index of its last frame. Here, they are not parts of one
+        another: each is a clip of its own.
         """
         prefixes = (part_of(clip, 0, end) for end in even_lengths(len(clip.frames), count))
         return [(each.indices[-1], self.full_prompt(each, question, system)) for each in prefixes]

@@ -25,10 +25,8 @@ from . import Completion, GenerationParams
 
 #: The score of each label of the readout `probability`.
 YES_AND_NO = {"yes": 1.0, "no": 0.0}
-#: The widest interval of scores with which a judge does not abstain.
-_MAX_UNCERTAINTY = 0.1
-#: Enough tokens for the longest number and the end token.
-_NUMBER_TOKENS = 8
+_MAX_UNCERTAINTY = 0.1  #: the widest interval of scores with which a judge does not abstain
+_NUMBER_TOKENS = 8  #: enough tokens for the longest number and the end token
 
 
 @dataclass(frozen=True)
@@ -52,12 +50,7 @@ class TextReadout:
         return replace(sampling, n=n)
 
     def read(self, completions: Sequence[Completion], mode: Scale) -> Judgment:
-        """Return the mean of the scores that can be read; abstain if fewer than half can.
-
-        Args:
-            completions: One or more.
-            mode: What a number without a unit means.
-        """
+        """Return the mean of the scores that can be read; abstain if fewer than half can."""
         readings = [self._read(completion, mode) for completion in completions]
         scores = [score for score, _ in readings if score is not None]
         output = "\n---\n".join(text for _, text in readings)
@@ -123,8 +116,7 @@ class LabelReadout:
         return Judgment(None, f"{answer.text}\n[{reason}]", details)
 
 
-#: One way to get a score from a model.
-Readout = TextReadout | LabelReadout
+Readout = TextReadout | LabelReadout  #: one way to get a score from a model
 
 
 def cause_of_abstention(completions: Sequence[Completion]) -> VideoCause | None:

@@ -47,10 +47,7 @@ def authors_prompts(file: Path) -> tuple[Prompt, Prompt]:
 
     The file is parsed, not executed. Its user prompt has no question, as each record of the
     authors' data brings its own; it gets the question of the shipped prompt. The prompts of the
-    original LIBERO server's `libero_reward_server.py` are complete.
-
-    Raises:
-        ValueError: The file does not assign these texts.
+    original LIBERO server's `libero_reward_server.py` are complete. See `one_text` for errors.
     """
     try:
         texts = authors.read_texts(file)

@@ -28,8 +28,7 @@ if TYPE_CHECKING:  # it imports torch
 
 _NAME = "robometer"
 _PROMPT = Prompt.load("robometer")
-#: Increased when scores are read differently from the same outputs.
-_READOUT_VERSION = 1
+_READOUT_VERSION = 1  #: increased when scores are read differently from the same outputs
 #: Nothing is generated: the engine and the check of the context have no use for other values.
 _PARAMS = GenerationParams(max_tokens=1, temperature=0.0, top_p=1.0)
 
@@ -63,13 +62,9 @@ class RobometerJudge(ModelJudge[FrameScores]):
     def provenance(self) -> Mapping[str, JsonValue]:
         return {
             "judge": _NAME,
-            "model": self._checkpoint.name,
-            "checkpoint": self._checkpoint.fingerprint,
             "processor": self._checkpoint.layout.processor,
-            "frames_for_model": str(self._checkpoint.geometry),
-            "rendered_prompt": self._rendered(_conversation(WARM_UP_CLIP, "Ready?")),
             **self._of_request(RobometerOptions()),
-            **self._engine.provenance,
+            **self._of_model(_conversation(WARM_UP_CLIP, "Ready?")),
         }
 
     def check_options(self, backend_kwargs: BackendKwargs) -> None:

@@ -39,8 +39,7 @@ _ACCEPTED = {
 #: The files that are read.
 _FILES = ("*.json", "*.jinja", "*.txt", "*.safetensors", "config.yaml")
 _INDEX = "model.safetensors.index.json"
-#: Bytes of a safetensors header, as that library limits them.
-_MAX_HEADER = 100_000_000
+_MAX_HEADER = 100_000_000  #: bytes of a safetensors header, as that library limits them
 
 
 @dataclass(frozen=True)
@@ -101,14 +100,7 @@ class RobometerCheckpoint(Checkpoint):
 
 
 def read_layout(path: str, config: Mapping[str, Any]) -> RobometerLayout:
-    """Check the files of a checkpoint; one on a hub is downloaded first.
-
-    Args:
-        path: A folder with the checkpoint, or its name on a hub.
-
-    Raises:
-        ValueError: It is of another family or in another layout.
-    """
+    """Check the files of a checkpoint, or raise ValueError; one on a hub is downloaded first."""
     kind = config.get("model_type")
     if kind != "qwen3_vl":
         raise ValueError(

@@ -19,8 +19,7 @@ from rewardfleet_server.video.judges.vlm.settings import CHECKPOINT, EitherEngin
 from rewardfleet_server.video.prompts import Prompt, authors
 
 _NAME = "topreward"
-#: The text that the model continues.
-PROMPT = Prompt.load("topreward")
+PROMPT = Prompt.load("topreward")  #: the text that the model continues
 _SAMPLING = GenerationParams(max_tokens=1, temperature=0.0, top_p=1.0)
 _LABELS = {"true": 1.0, "false": 0.0}
 
