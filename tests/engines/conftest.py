@@ -94,12 +94,7 @@ def next_logprobs(
 ) -> tuple[Any, Any]:
     """Return the tokenizer, and the log-probabilities of the next token, by transformers alone.
 
-    Args:
-        folder: The checkpoint.
-        prompt: The text, or messages, with one video.
-        clip: That video.
-        frames: The first frames of it.
-        options: Of the processor.
+    The prompt is a text, or messages, with one video, which shows the first frames of the clip.
     """
     import torch
     from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -118,11 +113,7 @@ def next_logprobs(
 
 
 async def unseen_frames(videos: list[Path], judged: Callable[[Clip], Awaitable[Any]]) -> list[str]:
-    """Return the frames in which noise changes nothing, of clips with few and with many frames.
-
-    Args:
-        judged: Returns what depends on a clip.
-    """
+    """Return the frames in which noise does not change what is judged, of short and long clips."""
     noise = np.random.default_rng(0).integers(0, 256, (112, 112, 3), np.uint8)
     unseen = []
     for count in (1, 2, 5, 16, 33):

@@ -11,7 +11,7 @@ import pytest_asyncio
 from rewardfleet_server.video.judges.vlm.families.primo_r1 import PrimoSettings, judge_spec
 from rewardfleet_server.video.judges.vlm.judge import VlmJudge
 
-from ..contract.test_judges import (
+from ..contract.test_judges import (  # noqa: F401 - tests are run here as well
     NEED_ENGINES,
     TASK,
     Clip,
@@ -21,12 +21,6 @@ from ..contract.test_judges import (
     test_its_provenance_is_json_and_its_judgments_repeat,
 )
 from .conftest import load_judge, unseen_frames
-
-__all__ = [
-    "test_it_judges_clips_concurrently",
-    "test_it_rejects_unknown_options",
-    "test_its_provenance_is_json_and_its_judgments_repeat",
-]
 
 # vLLM's engine works in one event loop only.
 pytestmark = pytest.mark.asyncio(loop_scope="module")

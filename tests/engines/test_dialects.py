@@ -28,12 +28,8 @@ DIFFERENCES: dict[str, list[Any]] = {
     "pythonic": [{"q": "weather in Paris tomorrow?"}],  # of `search.web`
     "pythonic llama 4": [{"q": "weather in Paris tomorrow?"}],
 }
-TAGS_OF_GLM = [
-    "</tool_call>",
-    "<tool_call> in words </tool_call> and more",
-    "</arg_value> <arg_key>k",
-]
-DIFFERENCES |= {way: [{"a": each} for each in TAGS_OF_GLM] for way in ("glm", "glm 4.7")}
+GLM = ["</tool_call>", "<tool_call> in words </tool_call> and more", "</arg_value> <arg_key>k"]
+DIFFERENCES |= {way: [{"a": each} for each in GLM] for way in ("glm", "glm 4.7")}
 
 
 def tokenizer_of(way: str) -> Any:

@@ -16,12 +16,7 @@ from rewardfleet.wire.errors import BackendFailed, InvalidRequest
 from rewardfleet_server.testing import serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video
-from rewardfleet_server.video.judges.vlm import (
-    Conversation,
-    GenerationParams,
-    ImagePart,
-    VideoPart,
-)
+from rewardfleet_server.video.judges.vlm import GenerationParams, ImagePart, VideoPart
 from rewardfleet_server.video.judges.vlm.checkpoint import VIDEO_TOKENS, Checkpoint, QwenGeometry
 from rewardfleet_server.video.judges.vlm.engine_transformers import TransformersEngine
 from rewardfleet_server.video.judges.vlm.factory import load_checkpoint
@@ -30,7 +25,7 @@ from rewardfleet_server.video.judges.vlm.prompt_layouts import AsVideo, FirstVid
 from rewardfleet_server.video.judges.vlm.settings import ModelSettings, QwenVlSettings
 from rewardfleet_server.video.settings import VideoSettings
 
-from .conftest import TASK, VIDEOS, count_passes, load_judge
+from .conftest import CLIPS, TASK, VIDEOS, count_passes, load_judge
 
 
 def load(folder: Path, **given: Any) -> Checkpoint:
@@ -57,20 +52,15 @@ def test_64_concurrent_requests_take_far_fewer_than_64_forward_passes(
     assert 64 / 8 <= len(passes) / steps <= 24, passes
 
 
-def test_a_batch_has_the_same_results_as_single_conversations(
-    checkpoint3: Path, videos: list[Path]
-):
+def test_a_batch_has_the_same_results_as_single_conversations(checkpoint3: Path):
     """Padding of conversations of different length does not change them."""
     model = load(checkpoint3)
     engine = TransformersEngine(model, device="cpu", batch_size=4)
     spec = qwen.judge_spec("x", QwenVlSettings(readout="rubric"), model)
     params = spec.readouts["rubric"].generation_params(replace(spec.sampling, max_tokens=1), 1)
-    conversations = [
-        model.geometry.prepare(
-            AsVideo().full_prompt(_clip(path, 2 + 4 * n), "word " * n + "?", None)
-        )
-        for n, path in enumerate(videos[:4])
-    ]
+    clips = [decode_video(path, DecodeSpec(2 + 4 * n, 200_704)) for n, path in enumerate(CLIPS[:4])]
+    prompts = (AsVideo().full_prompt(clip, "word " * n + "?", None) for n, clip in enumerate(clips))
+    conversations = [model.geometry.prepare(each) for each in prompts]
 
     async def generate() -> tuple[list, list]:
         inputs = [(conversation, model.prompt(conversation)) for conversation in conversations]
@@ -105,10 +95,6 @@ def test_a_failing_conversation_does_not_fail_its_batch(checkpoint: Path, clip: 
     assert failures == [False, True, False, False]
 
 
-def _clip(path: Path, count: int, max_pixels: int = 200_704) -> Clip:
-    return decode_video(str(path), DecodeSpec(count, max_pixels))
-
-
 SIZES = [(256, 256), (128, 128), (100, 300), (480, 640)]
 
 
@@ -120,9 +106,11 @@ def test_frames_are_resized_as_qwen_vl_utils_resizes_files(
 ):
     """Sizes are equal; pixels differ by at most 4 of 255 levels, and a fifth of one on average."""
     geometry = replace(load(checkpoint).geometry, patch=patch)
-    clip = _resized(clip, size, max_pixels)
+    frames = tuple(cv2.resize(frame, size[::-1]) for frame in clip.frames[:4])
+    clip = replace(clip, frames=frames, indices=clip.indices[:4], max_pixels=max_pixels)
     by_library = _file_by_qwen_vl_utils(clip, patch, max_pixels)
-    (resized,) = _pixels(geometry.prepare(AsVideo().full_prompt(clip, "?", None)))
+    video, _ = geometry.prepare(AsVideo().full_prompt(clip, "?", None)).parts
+    resized = video.frames.astype(float)
     assert resized.shape == by_library.shape
     difference = np.abs(resized - by_library)
     assert difference.max() <= 4 and difference.mean() <= 0.2, difference.mean()
@@ -134,31 +122,11 @@ def _file_by_qwen_vl_utils(clip: Clip, patch: int, max_pixels: int) -> np.ndarra
     from qwen_vl_utils import fetch_video, vision_process
 
     stacked = torch.from_numpy(np.stack(clip.frames)).permute(0, 3, 1, 2)
-    vision_process.VIDEO_READER_BACKENDS["test"] = lambda _: (stacked, {}, 2.0)
-    vision_process.get_video_reader_backend.cache_clear()
-    before = vision_process.FORCE_QWENVL_VIDEO_READER
-    vision_process.FORCE_QWENVL_VIDEO_READER = "test"
-    try:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(vision_process, "get_video_reader_backend", lambda: "test")
+        patched.setitem(vision_process.VIDEO_READER_BACKENDS, "test", lambda _: (stacked, {}, 2.0))
         video = {"video": "file", "max_pixels": max_pixels}
-        prepared = fetch_video(video, image_patch_size=patch)
-    finally:
-        vision_process.FORCE_QWENVL_VIDEO_READER = before
-        vision_process.get_video_reader_backend.cache_clear()
-    pixels: np.ndarray = prepared.permute(0, 2, 3, 1).numpy()
-    return pixels
-
-
-def _resized(clip: Clip, size: tuple[int, int], max_pixels: int) -> Clip:
-    frames = tuple(cv2.resize(frame, size[::-1]) for frame in clip.frames[:4])
-    return replace(clip, frames=frames, indices=clip.indices[:4], max_pixels=max_pixels)
-
-
-def _pixels(conversation: Conversation) -> list[np.ndarray]:
-    return [
-        (part.frame if isinstance(part, ImagePart) else part.frames).astype(float)
-        for part in conversation.parts
-        if not isinstance(part, str)
-    ]
+        return fetch_video(video, image_patch_size=patch).permute(0, 2, 3, 1).numpy()
 
 
 def test_primo_sees_the_first_frame_the_video_and_the_last_frame(checkpoint: Path, clip: Clip):

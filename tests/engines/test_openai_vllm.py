@@ -20,7 +20,15 @@ from rewardfleet_server.video.settings import VideoSettings
 
 from ..conftest import client_of
 from ..running import running
-from .conftest import ENVIRONMENT, TASK, serving_video, unseen_frames
+from .conftest import (
+    CLIPS,
+    ENVIRONMENT,
+    TASK,
+    VIDEOS,
+    load_judge,
+    serving_video,
+    unseen_frames,
+)
 
 #: The flags that the error names.
 FLAGS = shlex.split(re.findall(r"vLLM with (.*);", _REMEDY)[0])
@@ -98,8 +106,7 @@ async def test_the_model_gets_the_tokens_of_a_judge_in_this_process(
 ):
     """Of frames whose sides are multiples of the model's patches, which nothing resizes."""
     settings = VideoSettings(openai_url=endpoint, openai_model="tiny", set=["media=video"])
-    ours = VideoSettings(backend=["transformers"], model_path=str(model))
-    judge, in_process = find_judge("openai", settings), find_judge("transformers", ours).load()
+    judge, in_process = find_judge("openai", settings), load_judge("transformers", model)
     async with judge.lifespan():
         for frames in (2, 16):
             clip = decode_video(str(videos[0]), DecodeSpec(frames, 224 * 224))
@@ -111,18 +118,13 @@ async def test_the_model_gets_the_tokens_of_a_judge_in_this_process(
             assert answer.prompt_token_ids == in_process._engine.tokens(prepared, prompt)
 
 
-def test_vllm_without_the_flags_is_found_out(tmp_path: Path, checkpoint: Path, videos: list[Path]):
+def test_vllm_without_the_flags_is_found_out(tmp_path: Path, checkpoint: Path):
     """It shows 4 of 16 frames of a video, and all images."""
     with serving_vllm(checkpoint, tmp_path / "vllm") as url:
         for media, status in (("video", 502), ("images", 200)):
-            own = VideoSettings(
-                openai_url=url,
-                openai_model="tiny",
-                video_root=[videos[0].parent],
-                set=[f"media={media}"],
-            )
-            with client_of(create_app(own)) as client:
-                body = {"task_text": TASK, "video_path": str(videos[0]), "nframes": 8}
+            own = {"openai_url": url, "openai_model": "tiny", "set": [f"media={media}"]}
+            with client_of(create_app(VideoSettings(**own, video_root=[VIDEOS]))) as client:
+                body = {"task_text": TASK, "video_path": CLIPS[0], "nframes": 8}
                 answer = client.post("/score", json=body)
                 assert answer.status_code == status, answer.text
                 assert (client.get("/readyz").status_code == 200) == (status == 200)

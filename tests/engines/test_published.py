@@ -4,8 +4,9 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ import pytest_asyncio
 
 from rewardfleet.wire.errors import InvalidRequest
 from rewardfleet_server.video.clip.frames import Clip
-from rewardfleet_server.video.judges.vlm.checkpoint import Checkpoint
 from rewardfleet_server.video.judges.vlm.families import sole_r1, topreward
 from rewardfleet_server.video.judges.vlm.judge import VlmJudge
 
@@ -32,14 +32,7 @@ from .conftest import (
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@dataclass(frozen=True)
-class Judges:
-    """The judges, which share one engine."""
-
-    roboreward: VlmJudge
-    topreward: VlmJudge
-    sole: sole_r1.SoleJudge
-    checkpoint: Checkpoint
+Judges = SimpleNamespace  #: the judges, which share one engine, and their checkpoint
 
 
 @pytest_asyncio.fixture(params=["vllm", "transformers"], scope="module", loop_scope="module")
@@ -52,12 +45,10 @@ async def judges(
     first = load_judge("roboreward", checkpoint3, *own, max_model_len=8192)
     model, engine = first._checkpoint, first._engine
     async with first.lifespan():
-        yield Judges(
-            first,
-            VlmJudge(topreward.judge_spec(topreward.TopRewardSettings(), model), model, engine),
-            sole_r1.SoleJudge(sole_r1.judge_spec(sole_r1.SoleSettings()), model, engine),
-            model,
-        )
+        spec = topreward.judge_spec(topreward.TopRewardSettings(), model)
+        sole = sole_r1.SoleJudge(sole_r1.judge_spec(sole_r1.SoleSettings()), model, engine)
+        top = VlmJudge(spec, model, engine)
+        yield Judges(roboreward=first, topreward=top, sole=sole, checkpoint=model)
 
 
 async def test_roboreward_abstains_on_random_text(judges: Judges, clip: Clip):

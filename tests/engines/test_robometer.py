@@ -20,12 +20,7 @@ from rewardfleet_server.video.clip.frames import Clip, DecodeSpec, decode_video
 from rewardfleet_server.video.judges.vlm.checkpoint import read_config
 from rewardfleet_server.video.judges.vlm.engine_robometer import RobometerModel
 from rewardfleet_server.video.judges.vlm.families import robometer
-from rewardfleet_server.video.judges.vlm.families.robometer import (
-    FrameScores,
-    RobometerJudge,
-    RobometerSettings,
-    authors_text,
-)
+from rewardfleet_server.video.judges.vlm.families.robometer import FrameScores, RobometerJudge
 from rewardfleet_server.video.judges.vlm.families.robometer_checkpoint import (
     ADDED_TOKENS,
     RobometerCheckpoint,
@@ -62,7 +57,7 @@ def url(folder: Path) -> Iterator[str]:
 
 
 def build(folder: Path, **more: object) -> robometer.DeferredJudge:
-    own = RobometerSettings(model_path=str(folder), device="cpu", **more)
+    own = robometer.RobometerSettings(model_path=str(folder), device="cpu", **more)
     return robometer.build(own, VideoSettings())
 
 
@@ -215,7 +210,7 @@ def test_frames_keep_their_size_unless_a_limit_is_given(folder: Path):
     frame = np.zeros((480, 640, 3), np.uint8)
     sizes = []
     for more in ({}, {"frame_pixels": 50_176}):
-        settings = RobometerSettings(model_path=str(folder), **more)
+        settings = robometer.RobometerSettings(model_path=str(folder), **more)
         geometry = RobometerCheckpoint(read_config(str(folder)), settings).geometry
         clip = Clip((frame,), (0,), 1, None, 307_200)
         conversation = robometer._conversation(clip, "a question")
@@ -232,7 +227,7 @@ def test_the_provenance_contains_everything_that_scores_depend_on(folder: Path, 
     assert len({json.dumps(dict(each), sort_keys=True) for each in provenances}) == 3
     assert provenances[0] == provenances[3]  # the context changes no score
     assert provenances[0]["bins"] == 10 and provenances[0]["dtype"] == "float32"
-    assert provenances[1]["prompt"]["sha256"] == authors_text(file).digest
+    assert provenances[1]["prompt"]["sha256"] == robometer.authors_text(file).digest
 
 
 UP = "model.language_model.layers.1.mlp.up_proj.weight"

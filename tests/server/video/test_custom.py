@@ -71,22 +71,17 @@ class Returning:
             raise RuntimeError("the model is gone")
         return RESULTS[task_text]
 
-def build_backend(args):
-    return Backend()
-def build_async(args):
-    return AsyncBackend()
-def build_reading(args):
-    return Reading()
-def build_nothing(args):
-    return object()
+build_backend = lambda args: Backend()
+build_async = lambda args: AsyncBackend()
+build_reading = lambda args: Reading()
+build_nothing = lambda args: object()
 def build_broken(args):
     raise RuntimeError("no GPU")
 def build_exiting(args):
     sys.exit("no license")
 def build_dying(args):
     os._exit(3)
-def build_returning(args):
-    return Returning()
+build_returning = lambda args: Returning()
 def build_recording(args):
     record(type(args).__name__, vars(args), os.environ.get("CUDA_VISIBLE_DEVICES"))
     return Backend()

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
@@ -272,16 +272,11 @@ async def test_the_memory_of_a_decoder_is_limited_and_free_when_it_is_closed():
         async with limiter.reserve(gib, 4 * gib):
             pass
     async with asyncio.timeout(60), limiter.reserve(gib // 4, 2 * gib) as close_decoder:
-        waiting = asyncio.create_task(anext(aiter(reserved(limiter, gib))))
+        waiting = asyncio.create_task(limiter.reserve(0, gib).__aenter__())
         await asyncio.sleep(0)
         assert not waiting.done(), "large requests get three of the four GiB"
         close_decoder()
         await waiting
-
-
-async def reserved(limiter: DecodingLimit, size: int) -> Iterator[None]:
-    async with limiter.reserve(0, size):
-        yield
 
 
 class HoldingJudge(FakeJudge):

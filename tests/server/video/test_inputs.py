@@ -145,15 +145,11 @@ def test_which_addresses_are_public(address, expected):
 
 def test_a_full_disk_is_a_failure_that_may_pass(serve, monkeypatch: pytest.MonkeyPatch):
     client = serve()
-    video = LONG_CLIP.read_bytes()
-    item = {"task_text": "x", "video_base64": base64.b64encode(video).decode()}
+    item = {"task_text": "x", "video_base64": base64.b64encode(VIDEO).decode()}
     with monkeypatch.context() as patch:
         full = "/dev/full"
         patch.setattr("tempfile.TemporaryFile", lambda *_, **__: os.fdopen(os.open(full, 2), "w+b"))
-        answers = [
-            client.post("/score", json=item),
-            client.post("/score", data={"task_text": "x"}, files={"video": ("a.mp4", video)}),
-        ]
+        answers = [client.post("/score", json=item), upload(client)]
     for answer in answers:
         problem = answer.json()
         assert (answer.status_code, problem["kind"]) == (503, "unavailable")

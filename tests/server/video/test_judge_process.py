@@ -95,10 +95,7 @@ class AsyncJudge:
             await asyncio.sleep(1000)
         return act(task_text, backend_kwargs)
 
-def build(args):
-    return Judge()
-def build_async(args):
-    return AsyncJudge()
+build, build_async = lambda args: Judge(), lambda args: AsyncJudge()
 """.replace("THREADS", str(THREADS))
 
 
@@ -240,30 +237,25 @@ def test_the_calls_of_a_judge_that_dies_are_failures_and_it_is_started_again(
 
 
 @pytest.mark.slow
-def test_a_judge_that_cannot_be_started_again_is_not_ready_until_it_can(client, folder):
-    (folder.path / "broken").touch()
-    post(client, "end")
-    reason = "RuntimeError: the checkpoint is gone"
-    wait_until(lambda: reason in client.get("/readyz").json().get("detail", ""))
-    answer = post(client)
-    assert kind_of(answer) == (503, "unavailable")
-    assert answer.json()["retryable"] and answer.headers["retry-after"] == "1"
-    (folder.path / "broken").unlink()
-    wait_until(lambda: is_ready(client))
-    assert post(client).status_code == 200
-
-
-@pytest.mark.slow
-def test_a_judge_whose_restart_hangs_is_killed_and_started_again(folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [("broken", "RuntimeError: the checkpoint is gone"), ("hanging", "not ready within 5 s")],
+)
+def test_a_judge_that_cannot_be_started_again_is_not_ready_until_it_can(
+    folder, monkeypatch, state, reason
+):
+    """If its start hangs, it is killed."""
     monkeypatch.setattr(judge_process, "_RESTART_FACTOR", 0)
     monkeypatch.setattr(judge_process, "_MIN_RESTART_SECONDS", 5.0)
     with served_with(folder.settings()) as client:
-        (folder.path / "hanging").touch()
+        (folder.path / state).touch()
         post(client, "end")
-        reason = "it was not ready within 5 s"
         wait_until(lambda: reason in client.get("/readyz").json().get("detail", ""))
-        assert not is_running(folder.starts[1])
-        (folder.path / "hanging").unlink()
+        answer = post(client)
+        assert kind_of(answer) == (503, "unavailable")
+        assert answer.json()["retryable"] and answer.headers["retry-after"] == "1"
+        assert not is_running(folder.starts[:2][-1])
+        (folder.path / state).unlink()
         wait_until(lambda: is_ready(client))
         assert post(client).status_code == 200
 

@@ -72,19 +72,16 @@ def test_gpu_ids_are_distinct_numbers(ids: str):
         VideoSettings(gpu_ids=ids)
 
 
-def test_all_judges_are_checked_before_any_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_all_judges_are_checked_before_any_is_loaded(monkeypatch: pytest.MonkeyPatch):
     def load() -> FakeJudge:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr(loading, "find_judge", lambda name, _: _FOUND[name]())
-    monkeypatch.setitem(_FOUND, "first", lambda: DeferredJudge(load))
+    def find(name: str, settings: VideoSettings) -> object:
+        return DeferredJudge(load) if name == "first" else find_judge(name, settings)
+
+    monkeypatch.setattr(loading, "find_judge", find)
     with pytest.raises(ValueError, match="nosuch"):
         create_app(VideoSettings(backend=["first", "nosuch"]))
-
-
-_FOUND: dict = {"nosuch": lambda: find_judge("nosuch", VideoSettings())}
 
 
 @pytest.mark.parametrize("gpus", [0, 1])

@@ -32,7 +32,7 @@ def read_texts(file: Path) -> Texts:
 
     A text is a string, a `+` of strings, or an f-string that inserts names or attributes, which
     become fields. What a function assigns is also under `function.name`, and the texts of a
-    dictionary are under `NAME[key]`. Anything else is left out. It may raise ValueError.
+    dictionary are under `NAME[key]`. Anything else is left out. ValueError if it is not Python.
     """
     try:
         return _texts_of(ast.parse(file.read_text(encoding="utf-8")))
@@ -58,7 +58,7 @@ def one_text(texts: Texts, name: str) -> str:
 
 
 def prompts_of(file: Path | None, read: Callable[[Path], T], shipped: T) -> T:
-    """Return the prompts in a file of the authors, or the shipped ones; ValueError names it."""
+    """Return the prompts in a file of the authors, or the shipped ones; errors name the setting."""
     if file is None:
         return shipped
     try:
