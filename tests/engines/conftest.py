@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from rewardfleet_server.video.judges.vlm.judge import VlmJudge
 from rewardfleet_server.video.settings import VideoSettings
 
 from ..running import own_environment, running
-from ..server.processes import descendants
+from ..server.processes import descendants, is_zombie
 
 VIDEOS = Path(__file__).parent.parent / "data" / "libero" / "videos"
 CLIPS = sorted(map(str, VIDEOS.glob("*.mp4")))
@@ -176,14 +176,7 @@ def serving_video(log: Path, *flags: object) -> Iterator[RunningService]:
             yield RunningService(process, client, log)
         finally:
             leftover = descendants(process.pid)
-    wait_until(lambda: not any(map(alive, leftover)), 60)
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process runs and is not a zombie."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
+    wait_until(lambda: all(map(is_zombie, leftover)), 60)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,8 @@ from rewardfleet_server.testing import wait_until
 from rewardfleet_server.video.judges.loading import find_judge, load_judges
 from rewardfleet_server.video.settings import VideoSettings
 
-from .conftest import RunningService, alive, in_flight, serving_video
+from ..server.processes import is_zombie
+from .conftest import RunningService, in_flight, serving_video
 
 
 def test_a_dead_engine_ends_the_service_and_fails_its_requests(service: RunningService):
@@ -53,7 +54,7 @@ def test_samples_differ_and_no_engine_outlives_a_service_that_is_killed(
         engines = running.engines()
         assert engines
         running.process.kill()
-        wait_until(lambda: not any(map(alive, engines)), 60)
+        wait_until(lambda: all(map(is_zombie, engines)), 60)
     numbers = [int(text) / 100 for text in answer["model_output"].split("\n---\n")]
     assert len(set(numbers)) > 1
     assert answer["score"] == pytest.approx(np.mean(numbers))

@@ -27,8 +27,8 @@ from rewardfleet_server.video.settings import VideoSettings
 
 from ...conftest import image_base64, served_with
 from ..http.test_requests import metric
+from ..processes import is_zombie
 from ..test_serve import FailingJudge
-from ..up.test_supervisor import is_running
 
 #: Calls that a judge without coroutines works on at the same time.
 THREADS = min(32, (os.cpu_count() or 1) + 4)
@@ -223,7 +223,7 @@ def test_the_calls_of_a_judge_that_dies_are_failures_and_it_is_started_again(
     client, folder, task, reason
 ):
     helper = int(post(client, "start").json()["model_output"])  # a process that it starts
-    assert is_running(helper)
+    assert not is_zombie(helper)
     with at_work(folder, client, "hang", 2) as others:
         answers = [post(client, task), *(other.result() for other in others)]
     for answer in answers:
@@ -233,7 +233,7 @@ def test_the_calls_of_a_judge_that_dies_are_failures_and_it_is_started_again(
     first, second = folder.starts
     assert post(client).json()["model_output"] == str(second)
     assert restarts(client) == 1
-    wait_until(lambda: not is_running(first) and not is_running(helper))
+    wait_until(lambda: is_zombie(first) and is_zombie(helper))
 
 
 @pytest.mark.slow
@@ -254,7 +254,7 @@ def test_a_judge_that_cannot_be_started_again_is_not_ready_until_it_can(
         answer = post(client)
         assert kind_of(answer) == (503, "unavailable")
         assert answer.json()["retryable"] and answer.headers["retry-after"] == "1"
-        assert not is_running(folder.starts[:2][-1])
+        assert is_zombie(folder.starts[:2][-1])
         (folder.path / state).unlink()
         wait_until(lambda: is_ready(client))
         assert post(client).status_code == 200
@@ -286,7 +286,7 @@ def test_a_judge_whose_threads_all_hang_is_killed_and_started_again(
     wait_until(lambda: is_ready(client))
     assert post(client).status_code == 200
     assert (restarts(client), abandoned(client)) == (1, 0)
-    assert not is_running(folder.starts[0])
+    assert is_zombie(folder.starts[0])
 
 
 @pytest.mark.slow
@@ -353,7 +353,7 @@ async def test_its_process_ends_if_another_judge_fails_at_startup(folder):
         async with app.service.lifespan():
             raise AssertionError("it has started")
     # It is killed, and at most 2 s are spent on waiting for its end.
-    await asyncio.to_thread(wait_until, lambda: not is_running(folder.starts[0]))
+    await asyncio.to_thread(wait_until, lambda: is_zombie(folder.starts[0]))
 
 
 def test_nothing_is_started_if_another_judge_cannot_work_with_the_settings(folder):
@@ -398,7 +398,7 @@ def test_a_service_with_a_hung_judge_exits_after_its_shutdown_timeout(start, fol
         assert {call.result().status_code for call in calls} == {503}
         assert process.wait(60) == 0
         assert time.monotonic() - begun >= 1
-    wait_until(lambda: not is_running(folder.starts[0]))
+    wait_until(lambda: is_zombie(folder.starts[0]))
     assert all(json.loads(line) for line in process.stderr), "the log is JSON"
 
 
@@ -410,9 +410,9 @@ def test_the_judge_ends_with_a_service_that_is_killed(start, folder, task):
         call = pool.submit(post, client, task)
         wait_until(lambda: len(folder.calls) == 1)
         [judge] = folder.starts
-        assert is_running(judge)
+        assert not is_zombie(judge)
         process.kill()
-        wait_until(lambda: not is_running(judge))
+        wait_until(lambda: is_zombie(judge))
         assert isinstance(call.exception(), httpx.TransportError)
 
 
