@@ -46,15 +46,20 @@ class RewardFleet:
     loops, each of which has its own connections.
 
     Args:
-        url: The base URL of a fleet (a gateway or an ingress), or those of its replicas.
+        url: The base URL of a fleet (a gateway or an ingress), or those of its replicas. None: the
+            services in `urls` only.
         timeout_s: Seconds, above 0, for a complete call: encoding, waiting, retries, the response.
         api_key: Sent as a bearer token.
-        max_concurrency: The most unanswered items of each replica, 1 or more; others wait here.
-        coalesce_s: Seconds, in [0, 1], in which single calls are collected into one batch.
+        max_concurrency: The most items sent to each replica and not answered yet, 1 or more;
+            further items wait in the client.
+        coalesce_s: Seconds, in [0, 1], in which single calls are collected into one batch; 0 for
+            none.
         compress_frames: Whether frames of arrays are sent compressed with zstd, for a slow network.
-        on_failure: What `reward` and `rewards` do without a score: "raise", or return this number.
+        on_failure: What `reward` and `rewards` do without a score: "raise", or return this number
+            instead, e.g. NaN.
         binary_reward: Whether rewards of the video service are 1.0 for a score of at least
-            `success_threshold`, else 0.0. Those of the other services are always the scores.
+            `success_threshold`, else 0.0. If False, they are the scores. Rewards of the other
+            services are always the scores.
         run: The training run of calls that do not name one, for score logs, and in batches of
             episodes. A run of the tools service has a budget, so its requests name it themselves.
         attempt: Which start of the training run this is, the same in all of its processes: the

@@ -34,8 +34,10 @@ def code_request(
 
     Args:
         revision: The program, plain or in a fenced block of a text. None abstains: `no_answer`.
-        tests: 1 to 1000 tests of one kind, or any form of docs/wire-formats.md, or its JSON.
-        options: `program`, another name of `revision`; and other fields of `CodeRequest`.
+        tests: 1 to 1000 tests of one kind; or tests, a row of a data set, a list of asserts in any
+            form of docs/wire-formats.md, or the JSON of one of these.
+        options: `program`, another name of `revision`; `critique`, `original_program`,
+            `original_passed`, `mode`, `limits` and `language`; see `CodeRequest`.
 
     Raises:
         InvalidRequest: The request is invalid; the message is the service's.

@@ -98,10 +98,13 @@ class EpisodeClient(RunStateClient):
         run: str | None = None,
         step: int | None = None,
     ) -> list[float]:
-        """Score a batch, as `score_batch` does; return its rewards, which may be outside [0, 1].
+        """Score a rollout batch and return its rewards, in order.
+
+        Takes the arguments of `score_batch`. Rewards are not limited to [0, 1].
 
         Raises:
-            RewardFleetError: There is no reward, and `on_failure` is "raise".
+            RewardFleetError: There is no reward, e.g. the judge of a video `Abstained`, and
+                `on_failure` is "raise".
         """
         try:
             response = await self.score_batch(items, options, run=run, step=step)
@@ -124,7 +127,8 @@ class EpisodeClient(RunStateClient):
         The arguments are the fields of `rewardfleet.wire.episode.GroupMemberRequest`.
 
         Raises:
-            InvalidRequest: An argument is out of range, or its group was released without it.
+            InvalidRequest: An argument is out of range, the episode has no group, or its group was
+                released without it.
             DeadlineExceeded: The group was not released in time.
             RewardFleetError: The request failed, or this episode is invalid.
         """

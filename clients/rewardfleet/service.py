@@ -281,7 +281,8 @@ class BatchClient(ServiceClient, Generic[RequestT, ScoreT]):
     async def score_batch(self, requests: Sequence[RequestT | Mapping[str, Any]]) -> list[ScoreT]:
         """Score several items, in order. An item that fails has its own `error`.
 
-        Many items are split over concurrent requests. One with a retryable error is sent again.
+        Many items are split over several concurrent requests. An item with a retryable error is
+        sent again as a single request.
 
         Args:
             requests: Requests, or the arguments of `score` for each, by name.

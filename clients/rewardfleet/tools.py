@@ -47,7 +47,8 @@ def tools_request(
 
     Args:
         response: The answer of the policy; any text. None abstains: `no_answer`.
-        ground_truth: A correct answer with its tags, or its calls as data sets have them.
+        ground_truth: A correct answer with `<think>`, `<tool_call>` and `<response>`, or its calls
+            as data sets have them.
         fields: `step`, `run`, `options`, `tools` and `tool_families`; see `ToolsRequest`.
 
     Raises:
@@ -96,7 +97,8 @@ class ToolsClient(BatchClient[ToolsRequest, ToolsScore], RunStateClient):
     ) -> BudgetUpdate:
         """Report costs of a step, which count once.
 
-        Calls for one step are parts of it. One that may be repeated after a failure names its part.
+        Several calls for one step are parts of it. A call that is to be repeated after a failure
+        names its `part`.
 
         Args:
             costs: The cost of each answer; or give `mean_cost` and `count`.

@@ -67,7 +67,8 @@ def video_request(task_text: str, clip: ClipLike, **options: Unpack[VideoOptions
     Args:
         task_text: The instruction that the robot was given, 1 to 4096 characters.
         clip: See `ClipLike`. A path must be under a `--video-root` of the server.
-        options: Fields of `VideoRequest`. `fps` is the rate of an array or of images.
+        options: `fps`, `nframes`, `max_pixels`, `backend` and `backend_kwargs`; see `VideoRequest`.
+            `fps` is the rate of an array or of images.
 
     Raises:
         InvalidRequest: A value is out of range, or the array has another shape or dtype.

@@ -48,7 +48,10 @@ MOST_CALLS = 3
 
 
 class MissingReward(BaseException):
-    """A failure for trainers that turn each `Exception` into a reward of 0, as it is none."""
+    """A failure for trainers that turn each `Exception` into a reward of 0.
+
+    It is a `BaseException`, so they do not catch it.
+    """
 
 
 def module_of_trainer(name: str, install: str) -> Any:

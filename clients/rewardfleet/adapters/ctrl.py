@@ -47,9 +47,11 @@ class CritiqueReward:
     """The `reward_fn` of CTRL's trainer: a critique's reward is the pass rate of its revision.
 
     Args:
-        fleet: A fleet with a code service, whose options apply.
-        rows: Each has `id`, `problem`, `solution` (the program that is criticized) and `tests` (a
-            mapping, or JSON as text), and may have other fields of `CodeRequest`. A row with a
+        fleet: A fleet with a code service; its `max_concurrency`, `timeout_s` and `on_failure`
+            apply.
+        rows: Each has `id`, `problem`, `solution` (the program that is criticized) and `tests`
+            (a mapping, or JSON as text: see `code_fields`). It may have `mode`, `limits`,
+            `original_program` and `original_passed`; see `CodeRequest`. A row with a
             `prompter_type` is one of CTRL, and gets CTRL's prompt.
         tokenizer: The tokenizer of the policy, which decodes critiques.
         num_examine: How many critiques of each batch are printed.
@@ -143,7 +145,9 @@ class CritiqueReward:
 
         Raises:
             ValueError: The lists differ in length.
-            RewardFleetError: From the `await`, if the fleet's `on_failure` is "raise".
+            RewardFleetError: From the `await`, if the fleet's `on_failure` is "raise": the first
+                failure. Otherwise `on_failure` replaces a missing reward, with a warning in the
+                log.
         """
         rows = [*zip(critiques, revisions, samples, strict=True)]
         rewards = self._scorer.loop.start(self._rewards(rows))

@@ -247,9 +247,12 @@ def normalized_actions(responses: Any, width: int) -> Any:
 def keep_selected(data: Any, multiple_of: int = 1) -> Any:
     """Return the rows of a DataProto that `verify` has scored and keeps: those to train on.
 
-    Call it before reference log-probabilities and advantages are computed. The trainer needs as
-    many rows for each GPU, so others fill up to the next multiple: each is alone in its group with
-    a reward of 0, and its advantage is 0.
+    Call it before reference log-probabilities and advantages are computed, so that a rollout that
+    is not kept does not count in its group.
+
+    The trainer needs as many rows for each GPU. Other rows fill up to the next multiple: each is
+    then alone in its group with a reward of 0, so its advantage is 0. If none is kept, all rows of
+    the result are such rows.
 
     Args:
         multiple_of: The number of GPUs, or of rows per optimizer step.

@@ -14,9 +14,9 @@ def reward_function(
 
     Args:
         service, url, column, options: See `rewardfleet.adapters`. The column is one of the row, of
-            its `info`, or of the task. A task gets the error of a failure, and prime-rl leaves the
-            rollout out. A `Rubric` turns each `Exception` into 0, so a failure raises
-            `MissingReward` there, which ends the run.
+            its `info`, or of the task. A task of verifiers 0.4 gets the error of a failure, and
+            prime-rl leaves the rollout out of its group. A `Rubric` turns each `Exception` into 0,
+            so a failure raises `MissingReward` there, which ends the run.
     """
     scorer = RowReward(service, url, column=column, **options)
 

@@ -40,11 +40,14 @@ async def compute_score_async(
 
     Args:
         data_source: Ignored.
-        solution_str: The response; or, if `extra_info` has `revision`, the critique from which that
-            program was revised. The video service ignores it.
-        ground_truth: The tests (better as JSON text, as a parquet file changes nested columns), the
-            ground truth, or the reference; for video, the task.
-        extra_info: Further fields of the request, read where they are not None: for video `clip`.
+        solution_str: The response: a text with a program; or, if `extra_info` has `revision`, the
+            critique from which that program was revised. The video service ignores it.
+        ground_truth: For code, the tests, or their JSON as text (a parquet file keeps text as it
+            is, but changes nested columns); for tools, the ground truth; for answers, the
+            reference; for video, the task.
+        extra_info: Further fields of the request, read where they are not None. For code
+            `revision`, `critique`, `original_program`, `original_passed`, `mode` and `limits`; for
+            video `clip` (see `rewardfleet.video_request`), `fps`, `nframes`, `backend`, ….
         url, service, options: See `rewardfleet.adapters`. The trainer of `trainer.use_v1=true`
             (verl 0.9) leaves out a sample for which an error is raised; others end the run. NaN as
             `on_failure` spreads over its group in verl's own estimators; with those of
@@ -52,10 +55,13 @@ async def compute_score_async(
             `reward/failed` or `reward/abstained` marks the samples that have it.
 
     Returns:
-        `score`; `reward/failed`, `reward/abstained`, `reward/cached`, and `reward/cause/NAME` for
-        each cause of the service, each 1.0 or 0.0; and what the service reports besides, e.g.
-        `reward/pass_rate`: None where there is none, which verl's validation leaves out; NaN before
-        verl 0.9.
+        `score`; `reward/failed`, 1.0 where the service failed, else 0.0; `reward/abstained`, 1.0
+        where the judge answered without a verdict; `reward/cached`, 1.0 for a score from the cache;
+        `reward/cause/NAME` for each cause of the service, 1.0 for that of the sample; and for code
+        `reward/pass_rate`, `reward/critique_valid` and `reward/details/judgment_correct`, for tools
+        the addends `reward/format`, `reward/correctness`, `reward/length` and `reward/tool_cost`,
+        and `reward/details/cost`, which is not multiplied by lambda. These are None where there is
+        none, which verl's validation leaves out; NaN before verl 0.9.
 
     Raises:
         RewardFleetError: There is no score, and `on_failure` is "raise".

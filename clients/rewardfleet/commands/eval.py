@@ -46,9 +46,19 @@ command = CommandGroup("eval", help="Measure how good a judge is.")
 )
 @click.argument("manifest")
 @output_option("Folder for report.html, report.json, verdicts.jsonl and the scores.", required=True)
-@number("--threshold", "SCORE", "Least score of a success.  [default: calibrated or 0.5]", of=SHARE)
+@number(
+    "--threshold",
+    "SCORE",
+    "A score of at least this is a success.  [default: that of the calibration, or 0.5]",
+    of=SHARE,
+)
 @click.option("--repeat", is_flag=True, help="Score each clip twice, and compare the answers.")
-@path_option("--compare", "FOLDER", "An evaluation of another judge on the same clips.", "other")
+@path_option(
+    "--compare",
+    "FOLDER",
+    "The output of an evaluation of another judge on the same clips.",
+    "other",
+)
 @grouped(columns=Columns, connection=Connection, fields=Fields)
 def video(
     manifest: str,

@@ -47,8 +47,16 @@ class ExpectedResult:
     "answer with --ground-truth, a video with --task.",
 )
 @click.argument("file", type=click.Path(path_type=Path))
-@path_option("--tests", "FILE", "Tests of the program: of a request, or a dataset's ground truth.")
-@path_option("--ground-truth", "FILE", "The right calls of tools; or JSON with `ground_truth`.")
+@path_option(
+    "--tests",
+    "FILE",
+    "The tests of the program: those of a request, or the ground truth of a dataset.",
+)
+@path_option(
+    "--ground-truth",
+    "FILE",
+    "The correct answer, for an answer that calls tools; or JSON with it as `ground_truth`.",
+)
 @click.option("--task", metavar="TEXT", help="The task that the video shows.")
 @click.option(
     "--mode",
@@ -59,7 +67,11 @@ class ExpectedResult:
 @one_url("Base URL of the fleet or of the service.")
 @TIMEOUT
 @path_option(
-    "--output-dir", "FOLDER", "Folder of the reward.", default="/logs/verifier", show_default=True
+    "--output-dir",
+    "FOLDER",
+    "Folder where the reward is written.",
+    default="/logs/verifier",
+    show_default=True,
 )
 @grouped(truth=ExpectedResult)
 def command(file: Path, truth: ExpectedResult, url: str, timeout: float, output_dir: Path) -> int:

@@ -59,7 +59,11 @@ Log = Callable[..., list[tuple[Any, ...]]]
 
 @click.command(name="report")
 @LOGS
-@path_option("--labels", "FILE", "Labels of `rewardfleet look`, for false positives of seven days.")
+@path_option(
+    "--labels",
+    "FILE",
+    "Labels of `rewardfleet look`, for the false positives of the last seven days.",
+)
 @filters
 def command(folders: Sequence[Path], labels: Path | None, **given: Any) -> int:
     """Report zeros by cause and step, groups without variance, failures, and the slowest items.

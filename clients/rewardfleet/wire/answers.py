@@ -74,15 +74,23 @@ class AnswersRequest(
         "`ground_truth` and `label` are other names of this field.",
     )
     form: Form = Field("auto", description="What the reference is. auto: as it looks like.")
-    extract: Rule = Field("auto", description="Where the answer is; auto: the first rule to apply.")
-    tolerance: FiniteFloat | None = Field(
-        None, ge=0, lt=1, description="The share of the reference by which numbers may differ."
+    extract: Rule = Field(
+        "auto", description="Which part of a text is the answer. auto: the first rule that applies."
     )
+    tolerance: FiniteFloat | None = Field(
+        None, ge=0, lt=1, description="Numbers are equal if they differ by at most this share of "
+        "the reference. Null: they must be equal."
+    )  # fmt: skip
     units: Annotated[str, Field(min_length=1, max_length=100)] | None = Field(
-        None, description="Of a reference without one, e.g. `m/s`; those of answers are converted."
+        None,
+        description="The unit of a reference without one, e.g. `m/s`. An answer in another unit is "
+        "converted.",
     )
     json_schema: dict[str, FiniteJson] | bool | None = Field(
-        None, alias="schema", description="JSON Schema that the answer must be valid by as well."
+        None,
+        alias="schema",
+        description="JSON Schema that the answer must be valid by, as well as equal to the "
+        "reference if there is one.",
     )
 
     run: str | None = RUN_LABEL

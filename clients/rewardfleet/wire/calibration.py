@@ -9,7 +9,8 @@ from pydantic import BaseModel, Field, FiniteFloat, JsonValue, NonNegativeInt, m
 
 from .video import FrameCount, MaxPixels
 
-#: What of a judge's provenance does not bind its scores: versions, hardware, what is of a clip.
+#: What a judge's provenance has that its scores are not bound to: versions of software, the
+#: hardware, and what differs between clips or is the calibration itself.
 _NOT_BOUND = {"service", "engine", "device", "frames", "shown", "calibration"}
 BOUND_FIELDS = ("nframes", "max_pixels", "backend_kwargs")
 #: Raw scores are at least this far from 0 and 1 before their logit is taken.
@@ -87,7 +88,9 @@ class Binding(_Part):
     max_pixels: MaxPixels
     backend_kwargs: dict[str, JsonValue]
     camera: str | None = Field(description="Its name; null if the labels name none.")
-    frame_sizes: list[tuple[int, int]]  #: height and width of what the judge saw; none of files
+    frame_sizes: list[tuple[int, int]] = Field(
+        description="Height and width of the frames that the judge saw; empty if it reads files."
+    )
 
 
 class LabelCounts(_Part):
@@ -100,9 +103,13 @@ class LabelCounts(_Part):
 class Distribution(_Part):
     """The raw scores of all labeled clips, which those of a service are compared with."""
 
-    edges: list[Share] = Field(min_length=1, max_length=50)  #: increasing; each begins a bin
+    edges: list[Share] = Field(
+        min_length=1, max_length=50, description="Between bins, increasing; each begins one."
+    )
     overall: LabelCounts
-    tasks: dict[str, LabelCounts] = Field(max_length=MOST_TASKS)  #: with enough labels, by key
+    tasks: dict[str, LabelCounts] = Field(
+        max_length=MOST_TASKS, description="Of tasks with enough labels, by their key."
+    )
 
     @model_validator(mode="after")
     def _has_a_count_for_each_bin(self) -> Self:

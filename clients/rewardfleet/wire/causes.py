@@ -19,7 +19,7 @@ def success_threshold(provenance: Mapping[str, Any] | None) -> float:
 
 
 class Cause(StrEnum):
-    """The base of the lists. Of several causes, the first one in its list is reported."""
+    """The base of the lists. Of several causes, the first in its list that applies is reported."""
 
     meaning: str  #: why the score is what it is: a sentence
     remedy: str  #: what would have to change for another score: a sentence
@@ -35,10 +35,9 @@ def cause_field() -> Any:
     """Return the field of a score with its cause, which newer services may have more of."""
     from pydantic import Field  # noqa: PLC0415 - what only reads the names starts faster without it
 
-    why = (
-        "Why the score is low, or missing: docs/reference/causes.md. Newer services may have more."
-    )
-    return Field(None, union_mode="left_to_right", description=why)
+    why = "Why the score is low, or missing; see docs/reference/causes.md."
+    description = f"{why} Of an error, its kind. Newer services may have further ones."
+    return Field(None, union_mode="left_to_right", description=description)
 
 
 #: The cause of what is null, in the lists of the services that score what a policy wrote.
@@ -50,7 +49,10 @@ _NO_ANSWER = (
 
 
 class CodeCause(Cause):
-    """Causes of the code service. If tests were run, it is that of the first one that failed."""
+    """Causes of the code service.
+
+    If tests were run, it is the cause of the first one that failed.
+    """
 
     NO_ANSWER = _NO_ANSWER
     NO_JUDGMENT = (
@@ -61,7 +63,10 @@ class CodeCause(Cause):
     NO_CODE_BLOCK = (
         "no_code_block",
         "The text has no program: no code block, and is not Python as a whole; or no statement.",
-        "A program in a code block. If the end of the text is cut off, a larger token limit.",
+        (
+            "The policy must write its program in a code block. Look at the end of the text: a "
+            "text that is cut off needs a larger token limit."
+        ),
     )
     UNUSABLE_TEXT = (
         "unusable_text",
@@ -86,12 +91,18 @@ class CodeCause(Cause):
     SANDBOX_DIED = (
         "sandbox_died",
         "The sandbox died while the program ran; programs that attack it do that.",
-        "Read it and `suspicions`. If harmless ones end so, the machine lacks memory or processes.",
+        (
+            "Read the program and `suspicions`. If harmless programs end so, the machine lacks "
+            "memory or processes."
+        ),
     )
     DECIDED_BY_PROGRAM = (
         "decided_by_program",
         "All tests passed, or the first one that failed did, but the program could decide that.",
-        "A test that compares plain values. Such a pass counts, but not with `strict`.",
+        (
+            "Write the test so that it compares plain values. With `strict`, such a pass is a "
+            "wrong answer; without it, it counts."
+        ),
     )
     ALIKE_OUTPUTS = (
         "alike_outputs",
@@ -110,7 +121,10 @@ class CodeCause(Cause):
     )
     TIME_LIMIT = (
         "time_limit",
-        "A run took more than `limits.cpu_s` or `limits.wall_s`, or all runs took too long.",
+        (
+            "A run took more than `limits.cpu_s` or `limits.wall_s`, or all runs together took too "
+            "long."
+        ),
         "A faster program; or a larger `limits.cpu_s`, `limits.wall_s` or `max_submission_s`.",
     )
     MEMORY_LIMIT = (
@@ -136,7 +150,10 @@ class CodeCause(Cause):
 
 
 class VideoCause(Cause):
-    """Causes of the video service, of scores below the threshold of a success."""
+    """Causes of the video service.
+
+    A score has one if it is below the threshold of a success.
+    """
 
     RECORDING_FAULT = (
         "recording_fault",
@@ -145,8 +162,14 @@ class VideoCause(Cause):
     )
     JUDGE_SAYS_NO = (
         "judge_says_no",
-        f"The judge gives less than {SUCCESS_THRESHOLD}, or than the threshold of its calibration.",
-        "If it is done, look at the camera, `task_text`, `start_s`, `end_s`; or use another judge.",
+        (
+            f"The judge gives less than {SUCCESS_THRESHOLD}, or than the threshold of its "
+            "calibration: it finds that the task was not done."
+        ),
+        (
+            "A rollout that does the task. If this one did, look at the frames: the camera, "
+            "`task_text`, `start_s` and `end_s`; or use another judge."
+        ),
     )
     ANSWER_CUT = (
         "answer_cut",
@@ -165,8 +188,14 @@ class VideoCause(Cause):
     )
     UNKNOWN_SCENE = (
         "unknown_scene",
-        "The clip begins unlike the judge's labeled rollouts: another camera, scene or light.",
-        "Label rollouts of this camera; send clips that are not turned, mirrored or cropped.",
+        (
+            "The first frame of the clip is unlike those of the judge's labeled rollouts: another "
+            "camera, scene or light."
+        ),
+        (
+            "Add labeled rollouts of this camera to its library, send the clip as that camera "
+            "shows it (upright, not mirrored, not cropped), or use another judge."
+        ),
     )
     TOO_FEW_FRAMES = (
         "too_few_frames",
@@ -176,7 +205,10 @@ class VideoCause(Cause):
     NO_VERDICT = (
         "no_verdict",
         "The judge answered, and its answer has no score that can be read.",
-        "Read the last line of `model_output`; change the prompt, `score_mode` or the judge.",
+        (
+            "Read `model_output`, whose last line says what was not understood; change the prompt, "
+            "`score_mode` or the judge."
+        ),
     )
 
 
@@ -212,7 +244,10 @@ class ToolsCause(Cause):
     FORMAT = (
         "format",
         "The answer does not have the tags of the correct one, in order, with nothing around them.",
-        "The policy must write `<think>` in any case, and the other tags of the correct answer.",
+        (
+            "The policy must write `<think>`, also if the correct answer has none, and "
+            "`<tool_call>` and `<response>` as the correct answer does."
+        ),
     )
     MISSING_CALL = (
         "missing_call",
@@ -258,7 +293,10 @@ class AnswersCause(Cause):
     NO_FINAL_ANSWER = (
         "no_final_answer",
         "The text has no answer that the rule `extract` finds, e.g. as it ends within a thought.",
-        "An answer as the rule says. If the end of the text is cut off, a larger token limit.",
+        (
+            "The policy must state its answer as the rule says. Look at the end of the text: a "
+            "text that is cut off needs a larger token limit."
+        ),
     )
     SEVERAL_ANSWERS = (
         "several_answers",
@@ -272,7 +310,10 @@ class AnswersCause(Cause):
     )
     TOO_COMPLEX = (
         "too_complex",
-        "The answer has more than 10,000 characters, or takes too much time or memory to compare.",
+        (
+            "The answer is longer than 10,000 characters, or to compare it takes too much time or "
+            "memory."
+        ),
         "The policy must simplify its answer.",
     )
     WRONG_UNIT = (
@@ -289,15 +330,19 @@ class AnswersCause(Cause):
 
 
 class EpisodeCause(Cause):
-    """Causes of the episode service, of rewards before normalization that are below 1.
+    """Causes of the episode service.
 
-    Also of scores that are 0 as the rewards of their group are all equal.
+    A score has a cause if its reward, which is that before normalization, is below 1; and if the
+    score is 0 as the rewards of its group are all equal.
     """
 
     NO_VARIANCE = (
         "no_variance",
         "All rewards of its group are equal, so a score that compares within the group is 0.",
-        "Prompts that the policy solves at times, more samples per group, a higher temperature.",
+        (
+            "Prompts of which the policy solves some and not all, more samples per group, or a "
+            "higher temperature."
+        ),
     )
     TRUNCATED = (
         "truncated",
@@ -307,12 +352,18 @@ class EpisodeCause(Cause):
     FAILED = ("failed", "The episode did not succeed.", "An episode with `success: true`.")
     JUDGE_SAYS_NO = (
         "judge_says_no",
-        f"`visual_success` is below {SUCCESS_THRESHOLD}: the judge finds the task not done.",
+        (
+            f"`visual_success` is below {SUCCESS_THRESHOLD}: the judge of the video finds that the "
+            "task was not done."
+        ),
         "As for the video service's `judge_says_no`.",
     )
     LOW_REWARD = (
         "low_reward",
-        "The `episode_reward`, the `step_rewards` or the `reward_model_score` are below 1.",
+        (
+            "The reward that the request brings (`episode_reward`, `step_rewards`, "
+            "`reward_model_score`) is below 1."
+        ),
         "A higher reward of the environment, the reward model, or another scale of it.",
     )
     NOT_FINISHED = (
@@ -322,7 +373,10 @@ class EpisodeCause(Cause):
     )
     STEPS_TAKEN = (
         "steps_taken",
-        "The episode succeeded; its steps lower its efficiency or its discounted reward.",
+        (
+            "The episode succeeded; the steps that it took lower its efficiency or its discounted "
+            "reward."
+        ),
         "Fewer steps, or another kind of reward.",
     )
     LOW_OBJECTIVES = (

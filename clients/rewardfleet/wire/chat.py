@@ -1,7 +1,8 @@
 """Models of the video service's `POST /v1/chat/completions` and `GET /v1/models`: OpenAI's format.
 
 Only what a client that sends frames and reads text needs. Unknown fields, e.g. sampling parameters,
-are ignored, as elsewhere; those that would need another response are refused.
+are ignored, as by other servers of this format. Fields that would need another response are
+refused.
 """
 
 from typing import Annotated, Literal, Self
@@ -52,7 +53,8 @@ class ImageUrl(ForeignRequest):
 
     url: str = Field(
         json_schema_extra={"pattern": _DATA_URL},
-        description="A data URL with a JPEG or PNG, `data:image/jpeg;base64,…`, and no other one.",
+        description="A data URL with a JPEG or PNG: `data:image/jpeg;base64,…`. Other URLs are "
+        "refused.",
     )
 
 
@@ -97,15 +99,17 @@ class ChatMessage(ForeignRequest, json_schema_extra={"if": having("role", "user"
         BeforeValidator(_as_parts, json_schema_input_type=str | list[ContentPart]),
     ] = Field(
         fail_fast=True,
-        description="One text, and 1 to 1024 frames in order. If the text names two synchronized "
-        "videos, all frames of the main camera come first.",
+        description="One text part, and 1 to 1024 frames as image parts, in order. If the text "
+        "names two synchronized videos, all frames of the main camera come first.",
     )
 
 
 class ChatRequest(ForeignRequest):
     """Frames and a prompt that names a task. Other fields, e.g. `temperature`, are ignored."""
 
-    model: str | None = Field(None, description="A loaded judge; any other name: the default one.")
+    model: str | None = Field(
+        None, description="Name of a loaded judge; any other name stands for the default judge."
+    )
     messages: list[ChatMessage] = Field(
         min_length=1,
         fail_fast=True,
@@ -172,7 +176,9 @@ class ChatCompletion(Response):
     choices: list[ChatChoice] = Field(description="One.")
     usage: dict[str, int] = Field(_NO_USAGE, description="Zeros: tokens are not counted.")
     task_text: str = Field(description="The task that was read from the text.")
-    scores: list[VideoScore] = Field(description="Of `/score`; of a trend's first and last frame.")
+    scores: list[VideoScore] = Field(
+        description="The response of `/score`; for a trend, of the first and of the last frame."
+    )
 
 
 class ChatModel(Response):

@@ -45,7 +45,9 @@ _Cases = Annotated[list[_CaseT], Field(min_length=1, max_length=MAX_TESTS)]
 
 def _without_nul(text: str) -> str:
     if (position := text.find("\0")) >= 0:
-        raise ValueError(f"contains a NUL (at {position}), which Python source may not have")
+        raise ValueError(
+            f"contains a NUL character (at {position}), which is not allowed in Python source"
+        )
     return text
 
 
@@ -56,7 +58,8 @@ _Python = Annotated[
 ]
 _Test = Annotated[_Python, Field(min_length=1)]
 _Setup = Annotated[
-    _Python, Field(description="Source code that runs before the program, e.g. its imports.")
+    _Python,
+    Field(description="Source code that runs before the program, e.g. imports that it relies on."),
 ]
 _RowPrompt = Annotated[
     _Python,
@@ -79,8 +82,9 @@ _EntryPoint = Annotated[
     Field(
         max_length=200,
         pattern=rf"^(?:{_NAME}(?:\.{_NAME})*)?$",
-        description="What the tests call: a name, or attributes and calls without arguments, such "
-        "as `Solution().twoSum`. Empty: the tests name it themselves.",
+        description="What the tests call: the name of a function or class, or an expression of "
+        "attributes and calls without arguments, such as `Solution().twoSum`. Empty: the tests "
+        "name it themselves.",
         json_schema_extra={"not": {"pattern": rf"\b(?:{'|'.join(keyword.kwlist)})\b"}},
     ),
     AfterValidator(_without_keyword),
@@ -93,15 +97,20 @@ _CheckerName = Literal[
 ]  # fmt: skip
 _CHECKERS = (
     "exact: the same text; the kind of line ends and trailing newlines are ignored. lines: the "
-    "same lines; white space at their ends is ignored. decimal_lines: like lines, without white "
-    "space around them, and lines of equal numbers are equal. unordered_lines: in any order. "
-    "tokens: the same words. unordered: in any order. float: like tokens, but a number may differ "
-    "by `tolerance`, unless an integer is expected. Others: the rules of these runners; see "
-    "docs/code-service.md."
+    "same lines; white space at their ends is ignored. decimal_lines: LiveCodeBench's rule: like "
+    "lines, without white space around them, and lines of equal numbers are equal. "
+    "sandbox_fusion, code_contests, codeforces, apps, apps_in_order, taco: the rules of these "
+    "runners, see docs/code-service.md. "
+    "unordered_lines: the same lines in any order. tokens: the same words, separated by any white "
+    "space. unordered: the same words in any order. float: like tokens, but a number may differ "
+    "by `tolerance`, unless an integer is expected."
 )
 _Tolerance = Annotated[FiniteFloat, Field(ge=0, le=1)]
 _TOLERANCE = "absolute, or relative to the expected number if that is above 1."
-_RELATIVE = "If given, a number may differ by `tolerance` plus this share of the expected one."
+_RELATIVE = (
+    "If given, a number may differ by `tolerance` plus this share of the expected number, as in "
+    "numpy.isclose."
+)
 _IN_PLACE = (
     "Whether the answer is what the call leaves in an argument: the one that the prompt names "
     "(`modify nums in-place`), or the first list. So it is also if the prompt has `-> None`."
@@ -131,7 +140,8 @@ class CheckerProgram(Request):
     """
 
     language: Literal["python", "cpp"] = Field(
-        description="cpp: C++17; the service needs a compiler, and `testlib_path` for `testlib.h`."
+        description="python: a script. cpp: C++17; requires a compiler where the service runs, and "
+        "`testlib_path` if it includes `testlib.h`."
     )
     source: _Test = Field(description="The source code. Never give text that a policy wrote.")
 
@@ -187,13 +197,15 @@ class FunctionalTests(Request):
 
     kind: Literal["functional"] = Field(description="The kind of these tests.")
     fn_name: Annotated[str, Field(max_length=200, pattern=r"^[^\W\d]\w*$")] = Field(
-        description="Of the function or method.",
+        description="Name of the function or method.",
         json_schema_extra={"not": {"enum": list(keyword.kwlist)}},
     )
     setup: _Setup = ""
     prompt: _RowPrompt = ""
     cases: _Cases[FunctionalCase] = Field(description="The tests.")
-    tolerance: _Tolerance = Field(0.0, description=f"Of expected floats: {_TOLERANCE}")
+    tolerance: _Tolerance = Field(
+        0.0, description=f"Of expected numbers with a decimal point: {_TOLERANCE}"
+    )
     relative_tolerance: _Tolerance | None = Field(None, description=_RELATIVE)
     bool_is_int: bool = Field(False, description=_BOOL_IS_INT)
     in_place: bool = Field(False, description=_IN_PLACE)
@@ -215,10 +227,14 @@ class AssertTests(Request):
         "as one test. Functions and classes of tests are called as pytest and unittest do, and "
         "`check` is called with `entry_point`."
     )
-    tolerance: _Tolerance = Field(0.0, description=f"Of expected floats: {_TOLERANCE}")
+    tolerance: _Tolerance = Field(0.0, description=f"Of expected float literals: {_TOLERANCE}")
     relative_tolerance: _Tolerance | None = Field(None, description=_RELATIVE)
     bool_is_int: bool = Field(False, description=_BOOL_IS_INT)
-    single_run: bool = Field(False, description="Whether all cases share one run and its limits.")
+    single_run: bool = Field(
+        False,
+        description="Whether all cases are evaluated in one run of the program, within the limits "
+        "of one run. Otherwise each case has its own run.",
+    )
     strict: bool = Field(False, description=_STRICT)
 
 
@@ -231,7 +247,7 @@ def _with_nan(row: Any, handler: ValidatorFunctionWrapHandler, info: ValidationI
 
 
 class DatasetTests(Request, json_schema_extra=_ONE_CHECKER):
-    """Read a raw row of a dataset as one of the other kinds of tests. Null: by its rule."""
+    """Read a raw row of a dataset as one of the other kinds of tests."""
 
     kind: Literal["dataset"] = Field(description="The kind of these tests.")
     dataset: Literal[
@@ -242,11 +258,15 @@ class DatasetTests(Request, json_schema_extra=_ONE_CHECKER):
     )
     row: Annotated[dict[str, JsonValue], WrapValidator(_with_nan)] = Field(
         description="The row as in the dataset, in CTRL or in SandboxFusion; with `auto` also "
-        "`ground_truth` alone, of any type. Other columns are ignored. Its `time_limit` is used as "
-        "`limits.cpu_s` if the request gives none."
+        "`ground_truth` alone, of any type. Columns that are not needed are ignored. Its "
+        "`time_limit` is used as `limits.cpu_s` if the request gives none."
     )
     first: int | None = Field(None, ge=1, description="How many of its tests are used; null: all.")
-    checker: _CheckerName | None = Field(None, description="As in `stdio`.")
+    checker: _CheckerName | None = Field(
+        None,
+        description="How outputs are compared, as in `stdio`. Null, here and below: by the rule "
+        "of the dataset; see docs/code-service.md.",
+    )
     tolerance: _Tolerance | None = Field(None, description="As in the kind that it becomes.")
     relative_tolerance: _Tolerance | None = Field(None, description=_RELATIVE)
     ignore_case: bool | None = Field(None, description="Whether `YES` and `Yes` are equal.")
@@ -257,7 +277,11 @@ class DatasetTests(Request, json_schema_extra=_ONE_CHECKER):
     checker_program: CheckerProgram | None = Field(
         None, description="As in `stdio`. Null: that of the row, unless `checker` is given."
     )
-    check_reference: bool = Field(False, description="Whether the row's own solution must pass.")
+    check_reference: bool = Field(
+        False,
+        description="Whether the row's own solution is run first, once per set of tests. Tests "
+        "that reject it are invalid.",
+    )
 
     _one_checker = model_validator(mode="after")(_check_one_checker)
 
@@ -347,15 +371,21 @@ def _is_of_request(tests: Any) -> bool:
 class Limits(Request):
     """Limits of one run of the program. The service's settings set their ceilings."""
 
-    cpu_s: float = Field(10.0, gt=0, description="Seconds of CPU time; at most `max_cpu_s`.")
+    cpu_s: float = Field(
+        10.0,
+        gt=0,
+        description="Seconds of CPU time, which determines verdicts. At most `max_cpu_s`.",
+    )
     wall_s: float = Field(
-        30.0, gt=0, description="Seconds of wall time, for programs that sleep; see `max_wall_s`."
+        30.0,
+        gt=0,
+        description="Seconds of wall time, for programs that sleep. At most `max_wall_s`.",
     )
     memory_mb: int = Field(
-        1024, ge=16, description="MiB besides the interpreter's own; at most `max_memory_mb`."
+        1024, ge=16, description="MiB besides the interpreter's own. At most `max_memory_mb`."
     )
     output_kb: int = Field(
-        16_384, ge=1, description="KiB of standard output, and of standard error; at most 65,536."
+        16_384, ge=1, description="KiB of standard output, and of standard error. At most 65,536."
     )
 
 
@@ -380,18 +410,21 @@ class CodeRequest(Request, json_schema_extra=_with_forms):
     """One program, and the tests to score it on."""
 
     revision: PolicyAnswer = Field(
-        description="The program: source code, or text with it in a code fence (```python … ```). "
-        "Any text is scored: without a program, or with more than 1,000,000 characters, as 0 with "
-        "`compile_error`. Null, or an empty list: it is not, with the cause `no_answer`."
+        description="The program: source code, or text with the program in a code fence "
+        "(```python … ```). Any text is scored: one without a program, or of more than 1,000,000 "
+        "characters, scores 0 with `compile_error`. Null, or an empty list: it is not scored, "
+        "with the cause `no_answer`."
     )
     tests: Tests = Field(
-        description="The tests: `kind` selects one of these models. Or any form of "
-        "docs/wire-formats.md, or its JSON, where further fields of a request may be beside them."
+        description="The tests: `kind` selects one of these models. Or tests in any form of "
+        "docs/wire-formats.md, also as JSON text, where an object may have further fields of a "
+        "request, such as `mode`, beside them."
     )
     critique: PolicyText | None = Field(
         None,
         description="The critique that the program was revised from. It must contain exactly one "
-        "`Overall judgment: Correct` or `Incorrect`; otherwise the score is 0 and nothing is run.",
+        "overall judgment (`Overall judgment: Correct` or `Incorrect`); otherwise the score is 0 "
+        "and nothing is run. Null: no critique is checked.",
     )
     original_program: PolicyText | None = Field(
         None,
@@ -403,8 +436,8 @@ class CodeRequest(Request, json_schema_extra=_with_forms):
     )
     mode: Literal["pass_rate", "all_pass"] = Field(
         "pass_rate",
-        description="pass_rate: the score is the share of tests passed. all_pass: it is 1 or 0, "
-        "and the tests after the first failure are skipped.",
+        description="pass_rate: the score is the share of tests passed. all_pass: the score is 1 "
+        "or 0, and the tests after the first failure are skipped.",
     )
     limits: Limits = Field(Limits(), description="Limits of each run of the program.")
     language: Literal["python"] = Field("python", description="The language of the program.")
@@ -461,22 +494,37 @@ class Verdict(Response):
 
     verdict: Outcome | str = Field(
         union_mode="left_to_right",
-        description="exited_early: the program ended before it had answered. skipped: a test "
-        "before it failed, or the time was used up. left_out: it does not count, as it passes "
-        "without a program. Newer services may have further ones.",
+        description="exited_early: the program ended before it had answered. skipped: it was not "
+        "run, because a test before it failed or the time was used up. left_out: it does not "
+        "count, because it passes without a program. Newer services may have further ones.",
     )
     verdict_by: DecidedBy | str = Field(
         "service",
         union_mode="left_to_right",
-        description="service: decided outside the program's process. jail: a class of the program "
-        "decided a comparison, or the test looks into the program's process, where it can tamper "
-        "with it. checker: by the `checker_program`. Newer services may have further ones.",
+        description="service: the test was decided outside the program's process, by the service "
+        "or by a process of the tests. jail: a class of the program decided a comparison, or the "
+        "test looks into the program's process, where the program can tamper with it. checker: "
+        "by the request's `checker_program`. Newer services may have further ones.",
     )
-    checker_message: str = Field("", description="The first 200 characters of its output.")
-    returned: str = Field("", description="The first 200 characters of a wrong answer, as JSON.")
+    checker_message: str = Field(
+        "",
+        description="The first 200 characters that the `checker_program` printed. They may tell "
+        "the expected output.",
+    )
+    returned: str = Field(
+        "",
+        description="Of a wrong answer, the value that the program gave: the first 200 characters "
+        "of its JSON, where a tuple is an object with `tuple`, and so on.",
+    )
     checks: int = Field(0, ge=0, description="How many checks were evaluated.")
-    missing_module: str = Field("", description="The module for lack of which the test failed.")
-    refused_by_jail: str = Field("", description="The refused path or call by which it failed.")
+    missing_module: str = Field(
+        "",
+        description="The module that the program imports and that is not installed, if the test "
+        "failed for this reason.",
+    )
+    refused_by_jail: str = Field(
+        "", description="The path or the call that the jail refused, if the test failed for that."
+    )
     cpu_ms: float = Field(0.0, description="Milliseconds of CPU time of the run.")
     wall_ms: float = Field(0.0, description="Milliseconds of wall time of the run.")
     stdout: str = Field("", description="The first 1000 bytes of standard output.")
@@ -501,10 +549,16 @@ class CodeScore(Score):
 
     score: FiniteFloat | None = Field(ge=0, le=1, description="In [0, 1]; null if there is none.")
     cause: CodeCause | ErrorKind | str | None = cause_field()
-    pass_rate: FiniteFloat | None = Field(None, ge=0, le=1, description="Share of tests passed.")
+    pass_rate: FiniteFloat | None = Field(
+        None, ge=0, le=1, description="The share of tests passed."
+    )
     verdicts: list[Verdict] = Field(default_factory=list, description="One per test, in order.")
     code: str = Field("", description="The program that was extracted from `revision`.")
-    critique_valid: bool | None = Field(None, description="Whether it has one overall judgment.")
+    critique_valid: bool | None = Field(
+        None,
+        description="Whether the critique contains exactly one overall judgment; null if the "
+        "request has no critique.",
+    )
     judgment: CritiqueJudgment | None = Field(None, description="The critique's overall judgment.")
     isolation: str = Field("", description="How the program was isolated; see `GET /readyz`.")
     suspicions: list[str] = Field(

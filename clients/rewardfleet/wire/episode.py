@@ -89,15 +89,19 @@ class EpisodeRequest(Request, json_schema_extra={"anyOf": [*_KINDS, having("mask
     kind: RewardKind = Field("success", description="Formula of the reward; see docs/episodes.md.")
     group: Name | None = Field(None, description="Prompt or task that this is a sample of.")
     masked: bool = Field(
-        False, description="The rollout has no valid outcome: it gets no score, and counts nowhere."
+        False,
+        description="The rollout has no valid outcome, e.g. since the simulator failed: it gets no "
+        "score, and its group is computed without it.",
     )
     success: bool | Literal[0, 1] | None = Field(None, description="The task was completed.")
     steps: Count | None = Field(None, description="Steps taken; they may exceed `max_steps`.")
-    max_steps: _Limit | None = Field(None, description="Step limit, above 0; divides `steps`.")
+    max_steps: _Limit | None = Field(
+        None, description="Step limit of the task, above 0, by which `steps` are divided."
+    )
     episode_reward: Number | None = Field(None, description="Return from the environment.")
     step_rewards: Vector | None = Field(None, description="[T]: one per step.")
     step_token_ends: StepTokens | None = Field(
-        None, description="[T]: index of the last token of each step, from 0, rising."
+        None, description="[T]: index of the last token of each step, from 0, strictly rising."
     )
     reward_model_score: Number | None = Field(None, description="From the caller's reward model.")
     temperature: Count | None = Field(None, description="Sampling temperature, 0 or above.")
@@ -105,7 +109,7 @@ class EpisodeRequest(Request, json_schema_extra={"anyOf": [*_KINDS, having("mask
     path: Matrix | None = Field(None, description="[T, D]: where the end effector is, in meters.")
     progress: Vector | None = Field(None, description="[T]: progress before a step, e.g. 0 to 1.")
     visual_success: FiniteFloat | Score | None = Field(
-        None, description="In [0, 1]; or the response of the video service."
+        None, description="A number in [0, 1], or the response of the video service."
     )
 
 
@@ -114,9 +118,13 @@ class FilterOptions(Request):
 
     test_time_rl: bool = Field(False, description="Keep groups with equal rewards by default.")
     drop_all_equal: bool | None = Field(
-        None, description="Drop groups of equal rewards, or of one. Default: not `test_time_rl`."
+        None,
+        description="Dynamic sampling: drop groups whose rewards are all equal, and groups of one. "
+        "Default: true, or false with `test_time_rl`.",
     )
-    tolerance: FiniteFloat = Field(1e-3, ge=0, description="Rewards that differ less are equal.")
+    tolerance: FiniteFloat = Field(
+        1e-3, ge=0, description="Rewards that differ by at most this are equal."
+    )
     accuracy_bounds: tuple[Fraction, Fraction] | None = Field(
         None, description="Drop groups whose success rate is outside [low, high]."
     )
@@ -143,10 +151,15 @@ class ClusterOptions(Request):
         "actions", description="What is compared. path: if missing, the one commanded by actions."
     )
     distance: Literal["resampled", "dtw"] = Field(
-        "resampled", description="Point by point, of 32 each; or with dynamic time warping."
+        "resampled",
+        description="resampled: point by point, after resampling to 32 points. "
+        "dtw: dynamic time warping.",
     )
     threshold: FiniteFloat = Field(
-        0.1, ge=0, description="Root mean square distance, in units of the data, of similar ones."
+        0.1,
+        ge=0,
+        description="Root mean square distance, in units of the data, up to which two trajectories "
+        "are similar.",
     )
 
 
@@ -162,21 +175,26 @@ _NOT_RUNNING = _without("options", "normalize", "running")
 class EpisodeOptions(
     Request, json_schema_extra={"anyOf": [of_types(clusters="object"), _NOT_DIVERSE]}
 ):
-    """Options of a batch; see docs/episodes.md."""
+    """Options of a batch."""
 
     efficiency: Literal["reciprocal", "linear", "exponential", "group_best"] = Field(
-        "reciprocal", description="Formula of the efficiency."
+        "reciprocal", description="Formula of the efficiency; see docs/episodes.md."
     )
     gamma: Fraction = Field(0.99, description="Discount per step, of `discounted`.")
     weights: Annotated[dict[Objective, Weight], Field(min_length=1)] = Field(
-        {"success": 1.0, "efficiency": 1.0}, description="Of objectives, for the kind `objectives`."
+        {"success": 1.0, "efficiency": 1.0},
+        description="Objectives of the kind `objectives`, and their weights.",
     )
     combine: Literal["sum", "gated", "normalized"] = Field(
-        "sum", description="Weighted sum. gated: times success. normalized: each by group first."
+        "sum",
+        description="sum: weighted sum. gated: weighted sum times success. normalized: each "
+        "objective is normalized within its group, then summed.",
     )
-    normalize: Normalization = Field("none", description="Of the rewards.")
+    normalize: Normalization = Field("none", description="Of the rewards, see docs/episodes.md.")
     filter: FilterOptions = Field(FilterOptions(), description="Which episodes to train on.")
-    clusters: ClusterOptions | None = Field(None, description="Cluster each group's trajectories.")
+    clusters: ClusterOptions | None = Field(
+        None, description="Cluster the trajectories of each group; null: do not."
+    )
 
     @model_validator(mode="after")
     def _diversity_needs_distances(self) -> Self:
@@ -217,14 +235,22 @@ class EpisodeScore(Score):
     uid: str = Field("", description="The `uid` of the request.")
     keep: bool = Field(True, description="Train on this episode.")
     drop_reason: DropReason | str | None = Field(
-        None, union_mode="left_to_right", description="The filter rule; newer ones are possible."
+        None,
+        union_mode="left_to_right",
+        description="Filter rule that set `keep` to false. Newer services may have further ones.",
     )
     cluster: int | None = Field(None, description="Number of its cluster within its group.")
-    pseudo_label: Literal[0, 1] | None = Field(None, description="1 in the largest cluster, or 0.")
-    step_rewards: list[FiniteFloat] | None = Field(
-        None, description="[T], for `hybrid` and `shaped`: addends of the score, unless normalized."
+    pseudo_label: Literal[0, 1] | None = Field(
+        None, description="1 in the largest cluster, else 0."
     )
-    token_positions: list[int] | None = Field(None, description="[T]: their `step_token_ends`.")
+    step_rewards: list[FiniteFloat] | None = Field(
+        None,
+        description="[T], for `hybrid` and `shaped`: one per step; their sum is the score. Null if "
+        "that is normalized.",
+    )
+    token_positions: list[int] | None = Field(
+        None, description="[T]: token of each step reward; `step_token_ends` of the request."
+    )
 
 
 class GroupStats(Response):
@@ -264,9 +290,15 @@ class EpisodeBatchResponse(Response):
     """One result per item, in order, and statistics by group and temperature."""
 
     results: list[EpisodeScore] = Field(description="One per item, in the order of the items.")
-    groups: list[GroupStats] = Field(default_factory=list, description="In order of first members.")
-    temperatures: list[TemperatureStats] = Field(default_factory=list, description="Rising.")
-    running: RunningStats | None = Field(None, description="With `normalize: running`, else null.")
+    groups: list[GroupStats] = Field(
+        default_factory=list, description="One per group, in the order of their first members."
+    )
+    temperatures: list[TemperatureStats] = Field(
+        default_factory=list, description="One per temperature that occurs, rising."
+    )
+    running: RunningStats | None = Field(
+        None, description="Statistics of the run; null without `normalize: running`."
+    )
     provenance: dict[str, dict[str, JsonValue]] = Field(
         default_factory=dict, description="The version of the service, for all results."
     )
@@ -277,14 +309,21 @@ _IN_A_GROUP: JsonSchema = {"properties": {"item": of_types(group="string")}}
 
 
 class GroupMemberRequest(Request, json_schema_extra={"allOf": [_IN_A_GROUP, _NOT_RUNNING]}):
-    """One episode of a group that is collected member by member; sent until it is released."""
+    """One episode of a group that is collected member by member.
+
+    Send it again until its group is released.
+    """
 
     run: Name = Field(description="Name of the training run.")
     step: Step = Field(description="Step of the training run.")
     attempt: str | None = ATTEMPT
     group_size: int = Field(ge=1, le=1024, description="Number of members of a complete group.")
     wait_s: FiniteFloat = Field(
-        60.0, gt=0, le=3600, description="The most seconds from the first member to the release."
+        60.0,
+        gt=0,
+        le=3600,
+        description="Seconds from the first member of the group until the group is released, "
+        "complete or not.",
     )
     options: EpisodeOptions = Field(EpisodeOptions(), description="The same for all members.")
     item: EpisodeRequest = Field(description="The episode, with its `group`.")
@@ -303,9 +342,13 @@ class GroupMemberResponse(Response):
 
     released: bool = Field(description="Whether the group is released.")
     missing: int = Field(description="Members that have not arrived.")
-    retry_after_s: float | None = Field(None, description="Seconds until the next attempt, if any.")
-    result: EpisodeScore | None = Field(None, description="The score; null until the release.")
-    group: GroupStats | None = Field(None, description="Its statistics; null until the release.")
+    retry_after_s: float | None = Field(
+        None, description="Seconds until the next attempt; null once the group is released."
+    )
+    result: EpisodeScore | None = Field(
+        None, description="The score of the episode; null until the group is released."
+    )
+    group: GroupStats | None = Field(None, description="Its statistics; null until it is released.")
 
 
 _BY_SUCCESS = of_types(success_rate="number", diversity="null")
@@ -319,12 +362,19 @@ class TemperatureAdaptation(Request, json_schema_extra={"oneOf": [_BY_SUCCESS, _
     step: Step = Field(description="Step of the training run.")
     attempt: str | None = ATTEMPT
     success_rate: Fraction | None = Field(None, description="Of this step; give it or `diversity`.")
-    target_success_rate: Fraction = Field(0.5, description="Temperatures rise above it, else fall.")
+    target_success_rate: Fraction = Field(
+        0.5, description="Above it, temperatures rise; below it, they fall."
+    )
     diversity: FiniteFloat | None = Field(
-        None, ge=0, description="Mean distance between two trajectories, in this step."
+        None,
+        ge=0,
+        description="Mean distance between two trajectories, measured in this step; give it or "
+        "`success_rate`.",
     )
     target_diversity: FiniteFloat | None = Field(
-        None, gt=0, description="Temperatures rise below it, else fall. `diversity` needs it."
+        None,
+        gt=0,
+        description="Temperatures rise below it, and fall above it. `diversity` needs it.",
     )
 
     @model_validator(mode="after")
@@ -341,9 +391,13 @@ class TemperaturesRequest(Request):
 
     n: int = Field(ge=1, le=1024, description="Number of samples.")
     base_temperature: FiniteFloat = Field(0.6, gt=0, le=2, description="The lowest temperature.")
-    temperature_range: FiniteFloat = Field(0.3, ge=0, le=2, description="Highest minus lowest.")
+    temperature_range: FiniteFloat = Field(
+        0.3, ge=0, le=2, description="The highest temperature minus the lowest."
+    )
     adapt: TemperatureAdaptation | None = Field(
-        None, description="Adapts them to a step; the two above are those before the first step."
+        None,
+        description="Adapt base and range to the outcome of a step. The two fields above are then "
+        "their values before the first step.",
     )
 
 

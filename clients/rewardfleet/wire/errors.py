@@ -39,7 +39,9 @@ class Problem(BaseModel, extra="ignore"):
     status: int = Field(description="The HTTP status of this kind.")
     detail: str = Field(description="What was wrong and what is accepted.")
     kind: ErrorKind | str = Field(
-        union_mode="left_to_right", description="To branch on. Newer services may have others."
+        union_mode="left_to_right",
+        description="The kind of the failure, for programs to branch on. Newer services may have "
+        "further ones.",
     )
     retryable: bool = Field(description="Whether the same request may succeed later.")
     retry_after: float | None = Field(None, description="Seconds until a retry; null if unknown.")
@@ -63,7 +65,8 @@ class RewardFleetError(Exception):
 
     kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL
     status: ClassVar[int] = 500  #: of HTTP
-    #: Whether the same request may succeed later. Clients go by the kind, and not by one failure.
+    #: Whether the same request may succeed later. A service may say so of a single failure, which
+    #: the client repeats by its kind only.
     retryable: bool = False
     is_foreign: bool = False  #: whether a proxy or another server answered in place of the service
     #: Whether it is over once the service runs again: the client tries until its deadline.

@@ -33,7 +33,9 @@ class RunCodeRequest(ForeignRequest):
     run_timeout: float = Field(10.0, gt=0, description="Seconds of CPU time; of wall time, twice.")
     compile_timeout: float = Field(10.0, description="Ignored: Python is not compiled.")
     memory_limit_MB: int = Field(  # noqa: N815 - SandboxFusion's name
-        -1, description="MiB besides the interpreter's own; below 1: that of `limits.memory_mb`."
+        -1,
+        description="MiB of memory in addition to the interpreter's own; below 1: the default of "
+        "`limits.memory_mb`.",
     )
     files: Annotated[dict[str, JsonValue], AfterValidator(_reject_files)] = Field(
         {}, description="Not supported: empty or omitted.", json_schema_extra={"maxProperties": 0}
@@ -47,11 +49,13 @@ class CommandRunResult(BaseModel):
     """How a program ended."""
 
     status: Literal["Finished", "Error", "TimeLimitExceeded"] = Field(
-        description="Finished: it ended, whatever its exit status. No `Error` is sent."
+        description="Finished: it ended, whatever its exit status. This service sends no `Error`."
     )
     execution_time: float | None = Field(None, description="Seconds of wall time.")
     cpu_time: float | None = Field(None, description="Seconds of CPU time.")
-    return_code: int | None = Field(None, description="Below 0: a signal. Null: the time was up.")
+    return_code: int | None = Field(
+        None, description="As in Python's `subprocess`: negative for a signal; null if time was up."
+    )
     stdout: str | None = Field(None, description="Standard output.")
     stderr: str | None = Field(None, description="Standard error.")
 
@@ -82,7 +86,9 @@ class SubmitConfig(
     dataset_type: Literal[
         "CommonOJDataset", "CommonOJ", "LiveCodeBenchDataset", "LiveCodeBench"
     ] = Field(description="SandboxFusion's other types are not supported.")
-    language: Literal["python"] | None = Field(None, description="Required by `CommonOJDataset`.")
+    language: Literal["python"] | None = Field(
+        None, description="The language of the program; required by `CommonOJDataset`."
+    )
     run_timeout: float | None = Field(
         None, gt=0, description="Seconds of CPU time per test. Default: 20; for LiveCodeBench 6."
     )
@@ -116,13 +122,17 @@ class StdioTest(BaseModel, extra="forbid"):
     """One test of `CommonOJDataset`. Files as input or output are not supported."""
 
     class Input(BaseModel, extra="forbid"):
-        stdin: str
+        """What the program reads."""
+
+        stdin: str = Field(description="Text on its standard input.")
 
     class Output(BaseModel, extra="forbid"):
-        stdout: str
+        """What the program must print."""
 
-    input: Input
-    output: Output
+        stdout: str = Field(description="Expected standard output.")
+
+    input: Input = Field(description="What the program reads.")
+    output: Output = Field(description="What the program must print.")
 
 
 class EvalTestCase(BaseModel):
@@ -142,7 +152,8 @@ class EvalResult(BaseModel):
     full_code: str | None = Field(None, description="The program for LiveCodeBench, else null.")
     test_code: str | None = Field(None, description="Always null.")
     tests: list[EvalTestCase] = Field(
-        description="Up to the first failure unless `run_all_cases`; one for all of LiveCodeBench."
+        description="One per test, up to the first failure unless `run_all_cases`. One for all "
+        "tests of LiveCodeBench."
     )
     extracted_type: None = Field(None, description="Always null.")
     extra: dict[str, JsonValue] | None = Field(

@@ -14,7 +14,8 @@ REQUEST_ID_HEADER = "x-request-id"
 RUN_STATE_HEADER = "x-run-state"
 #: In a response: the step from which all of the run was discarded, as a new attempt began.
 DISCARDED_HEADER = "x-discarded-from-step"
-#: In a request: how many rewards `on_failure` has replaced. One answered with 200 reports them.
+#: In a request: how many rewards the client has replaced by its `on_failure` since it last
+#: reported them. A request that is answered with 200 reports them; any other one does not.
 FALLBACK_REWARDS_HEADER = "x-fallback-rewards"
 #: The most of them that one request reports.
 MAX_FALLBACK_REWARDS = 1_000_000

@@ -15,8 +15,9 @@ class InFlightSample(BaseModel):
     request_id: str = Field(description="The request id, as in the service's log.")
     path: str = Field(description="The route, e.g. `/score/batch`.")
     stage: str = Field(
-        description="`line` (waits for its turn), `body` (is being received), `prepare` (checks, "
-        "cache lookup), `queue` (waits for the backend), `decode`, `backend`, `jail`, `response`."
+        description="`line` (waits for its turn), `body` (it is being received), `prepare` "
+        "(checks, finding the input, cache lookup), `queue` (waits for the backend), `decode`, "
+        "`backend`, `jail`, or `response`."
     )
     backend: str = Field(description="What scores it; empty if that is not known yet.")
     items: int = Field(description="How many samples it is.")
@@ -30,7 +31,9 @@ class InFlight(BaseModel):
 
     total: int = Field(description="How many samples are in flight, also those not listed.")
     samples: list[InFlightSample] = Field(description=f"The oldest {MAX_LISTED}, in order.")
-    failures: dict[str, str] = Field({}, description="Of a gateway: why replicas did not answer.")
+    failures: dict[str, str] = Field(
+        {}, description="Of a gateway: the URLs of replicas that did not answer, with the reason."
+    )
 
 
 def merged(answers: list[InFlight], failures: dict[str, str]) -> InFlight:

@@ -87,7 +87,8 @@ def without_lone_surrogates(body: bytes, names: Collection[str] = POLICY_FIELDS)
     r"""Replace lone surrogates, escaped (`\ud800`) or not, in a JSON body's policy texts.
 
     The JSON parser refuses them, and encoders like Python's `json.dumps` write them. Elsewhere they
-    stay, and are refused, because the caller wrote them, as a body that is not JSON does.
+    stay, and are refused, because the caller wrote them. A body that is not JSON is returned as it
+    is.
     """
     if not _ENCODED_SURROGATE.search(body):
         return body

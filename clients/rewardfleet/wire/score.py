@@ -127,7 +127,7 @@ class Score(Response, json_schema_extra=_STATUSES):
     provenance: dict[str, JsonValue] = Field(
         default_factory=dict,
         description="Model, prompt, sampling and versions that the score came from. In a batch, "
-        "what all items of a backend share is reported once, next to `results`.",
+        "provenance that all items of a backend share is reported once, next to `results`.",
     )
     cause: str | None = Field(
         None,

@@ -76,28 +76,44 @@ class ToolsOptions(
     """How an answer is scored."""
 
     variant: Literal["strict", "toolrl"] = Field(
-        "strict", description="strict: without the faults of `toolrl`, ToolRL's published reward."
+        "strict",
+        description="strict: without the faults of the published reward. toolrl: the reward of "
+        "ToolRL as published.",
     )
     dialect: Literal["auto"] | Dialect = Field(
         "auto", description="Of the calls; auto: any one. `toolrl` compares those in hermes only."
     )
-    as_executed: bool = Field(False, description="Hermes calls that vLLM does not run: malformed.")
+    as_executed: bool = Field(
+        False, description="Calls in hermes that vLLM does not run are malformed, with a cause."
+    )
     with_length: bool = Field(False, description="Reward the length of `<think>`, in [0, 1].")
-    schedule_length: bool = Field(False, description="The length for full reward rises by `step`.")
-    refined_reward: bool = Field(False, description="toolrl: names must be equal as lists.")
-    coarse_reward: bool = Field(False, description="toolrl: highest for exact calls, else lowest.")
-    intermediate_reward: bool = Field(False, description="toolrl: only exact calls count.")
+    schedule_length: bool = Field(
+        False, description="The length for a full reward rises with `step`."
+    )
+    refined_reward: bool = Field(
+        False, description="toolrl: names must be equal as lists, instead of by a Jaccard index."
+    )
+    coarse_reward: bool = Field(
+        False, description="toolrl: the full correctness for the exact calls, else the lowest."
+    )
+    intermediate_reward: bool = Field(
+        False, description="toolrl: a call counts if it is exact, without parts of parameters."
+    )
     correct_max1: bool = Field(False, description="toolrl: the correctness is in [-1, 1].")
     max1_step30_max3: bool = Field(False, description="toolrl: correctness / 3 before step 30.")
-    schedule_reward: bool = Field(False, description="toolrl: ranges change with `step`.")
+    schedule_reward: bool = Field(
+        False, description="toolrl: the ranges of format and correctness change with `step`."
+    )
     families: Families = Field({}, description="Of tools, by name.")
     family_patterns: dict[Family, Globs] | None = Field(
         None,
-        description="Patterns of names and descriptions of other tools; `*` is any text. The first "
-        "family that matches counts. Null: built-in patterns.",
+        description="Patterns of names and descriptions by family, for tools that `families` does "
+        "not list; `*` is any text. The first family that matches counts. Null: built-in patterns.",
     )
     cost: Literal["any_tool", "families", "calls"] = Field(
-        "any_tool", description="Of an answer that uses tools, of each family, or of each call."
+        "any_tool",
+        description="any_tool: `cost_weights.any_tool` for an answer that uses tools. families: "
+        "the weights of the families that it uses. calls: the weight of each call.",
     )
     cost_weights: CostWeights = Field(CostWeights(), description="Weights of the cost.")
 
@@ -123,7 +139,7 @@ class ToolDescription(Request):
     name: ToolName = Field(description="As it is called.")
     description: str = Field("", max_length=20_000, description="What it does.")
     parameters: dict[str, JsonValue] | None = Field(
-        None, description="JSON Schema, for dialects whose values have no types."
+        None, description="JSON Schema of its arguments, for dialects whose values have no types."
     )
     strict: bool | None = Field(None, description="Of OpenAI's form; not used.")
 
@@ -186,8 +202,9 @@ class ToolsScore(Score):
     """A `Score` with the use of tools.
 
     Its components are `format`, `correctness`, with `options.with_length` `length`, and with a run
-    `tool_cost`: minus lambda times `cost`. Its details are `task` (the sum without `tool_cost`),
-    `cost` of the tools, and with a run `lambda` and `violation` (cost minus budget).
+    `tool_cost`: minus lambda times what the tools cost. Its details are `task` (the sum without
+    `tool_cost`), `cost` (what the tools cost), and with a run `lambda` and `violation` (cost minus
+    budget).
     """
 
     cause: ToolsCause | ErrorKind | str | None = cause_field()
@@ -195,12 +212,16 @@ class ToolsScore(Score):
     used_search: bool = Field(False, description="Whether it calls a search tool.")
     used_calculate: bool = Field(False, description="Whether it calls a calculation tool.")
     calls: int = Field(0, description="Number of tool calls, also of those that cannot be parsed.")
-    dialect: Dialect | str | None = Field(None, description="Of its calls; newer ones are texts.")
-    untyped: int = Field(0, description="Values that no schema types, compared as text and JSON.")
+    dialect: Dialect | str | None = Field(
+        None, description="Of its calls. Newer services may have further dialects."
+    )
+    untyped: int = Field(
+        0, description="Number of values compared as text and as JSON, as no schema has their type."
+    )
     repeats: int = Field(0, description="Number of calls that equal an earlier one.")
     tools: dict[Family | str, dict[str, int]] = Field(
         default_factory=dict,
-        description="Number of calls by family and name, which is empty if a call cannot be "
+        description="Number of calls by family and name; the name is empty if a call cannot be "
         "parsed. Newer services may have further families.",
     )
 
@@ -208,11 +229,17 @@ class ToolsScore(Score):
 class PidGains(Request):
     """The gains of a PID controller; `eta` is that of its integral."""
 
-    kp: FiniteFloat = Field(2.0, ge=0, le=1e3, description="Of the smoothed cost minus budget.")
+    kp: FiniteFloat = Field(
+        2.0, ge=0, le=1e3, description="Of the smoothed difference of mean cost and budget."
+    )
     kd: FiniteFloat = Field(0.0, ge=0, le=1e3, description="Of the rise of the smoothed cost.")
-    error_smoothing: Smoothing = Field(0.9, description="Weight of the old value, for `kp`.")
-    cost_smoothing: Smoothing = Field(0.0, description="Weight of the old value, for `kd`.")
-    derivative_delay: int = Field(1, ge=1, le=1_000, description="Updates that make up a rise.")
+    error_smoothing: Smoothing = Field(
+        0.9, description="Weight of the old value, for the difference."
+    )
+    cost_smoothing: Smoothing = Field(0.0, description="Weight of the old value, for the cost.")
+    derivative_delay: int = Field(
+        1, ge=1, le=1_000, description="Updates over which the rise of the cost is measured."
+    )
 
 
 class BudgetOptions(Request):
@@ -225,10 +252,16 @@ class BudgetOptions(Request):
     controller: Literal["adaptive", "dual_ascent", "pid"] = Field(
         "adaptive",
         description="adaptive: in proportion to the budget, with a gain that follows how fast the "
-        "policy learns. dual_ascent: lambda + eta * (mean cost - budget), at least 0. pid: `pid`.",
+        "policy learns. dual_ascent: lambda + eta * (mean cost - budget), at least 0. pid: with a "
+        "proportional and a derivative term.",
     )
     pid: PidGains = Field(PidGains(), description="Gains, for `controller: pid`.")
-    every: int = Field(1, ge=1, le=1_000_000, description="Steps that make one update together.")
+    every: int = Field(
+        1,
+        ge=1,
+        le=1_000_000,
+        description="Steps whose mean cost makes one update of the multiplier.",
+    )
     parts: Annotated[int, Field(ge=1, le=65_536)] | None = Field(
         None,
         description="Parts in which the costs of a step arrive: the step is closed with the last "
@@ -286,9 +319,15 @@ class BudgetCheckpoint(Response):
 
 
 class BudgetRequest(BudgetOptions):
-    """`PUT /budgets/{run}`: create a budget, or change its options; its multiplier stays."""
+    """`PUT /budgets/{run}`: create a budget, or change its options.
 
-    checkpoint: BudgetCheckpoint | None = Field(None, description="To resume from; see `Budget`.")
+    The multiplier of an existing budget stays, so a trainer that starts again may send the same
+    request.
+    """
+
+    checkpoint: BudgetCheckpoint | None = Field(
+        None, description="To resume from the one of an earlier answer; later steps count again."
+    )
     attempt: str | None = ATTEMPT
 
     @model_validator(mode="after")
@@ -309,7 +348,10 @@ class BudgetUpdateRequest(Request, json_schema_extra={"oneOf": [_COSTS, _MEAN_CO
     """`POST /budgets/{run}/update`: the costs of a step, or of a part of it."""
 
     step: Step = Field(description="Step of the training run.")
-    part: Name = Field(description="Its name, e.g. of the worker; sent again, it is counted once.")
+    part: Name = Field(
+        description="Name of the part, e.g. of the worker, unique in its step. A part that is sent "
+        "again is counted once."
+    )
     attempt: str | None = ATTEMPT
     costs: Annotated[list[Cost], Field(fail_fast=True)] | None = Field(
         None, min_length=1, max_length=65_536, description="The cost of each answer."
@@ -317,7 +359,7 @@ class BudgetUpdateRequest(Request, json_schema_extra={"oneOf": [_COSTS, _MEAN_CO
     mean_cost: Cost | None = Field(None, description="Their mean, instead; needs `count`.")
     count: int | None = Field(None, ge=1, le=1_000_000_000, description="Number of answers.")
     mean_task_reward: FiniteFloat | None = Field(
-        None, ge=-1e9, le=1e9, description="Of these answers, for monitoring."
+        None, ge=-1e9, le=1e9, description="Mean task reward of these answers, for monitoring."
     )
 
     @model_validator(mode="after")
@@ -340,8 +382,8 @@ class _BudgetMeans(
     violation: float | None = Field(None, description="The mean cost minus the budget.")
     warning: str | None = Field(
         None,
-        description="Why the budget cannot be reached, or is not yet: the mean cost of about the "
-        "last 100 updates is some 10% off. Null: it is met, or it is too early to know.",
+        description="Why the budget cannot be reached, or is not yet reached: the mean cost of "
+        "about the last 100 updates is some 10% off. Null: it is met, or it is too early to know.",
     )
 
 

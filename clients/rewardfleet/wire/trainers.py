@@ -45,7 +45,10 @@ class OpenRlhfRequest(ForeignRequest):
     def _are_of_one_length(self) -> Self:
         counts = [len(self.query), len(self.prompts), len(self.labels)]
         if len({*counts}) > 1:
-            raise ValueError(f"give one prompt and one label per query (got {counts})")
+            raise ValueError(
+                "give one prompt and one label per query (got {} queries, {} prompts and {} "
+                "labels)".format(*counts)
+            )
         return self
 
 
@@ -55,8 +58,9 @@ class OpenRlhfResponse(Response):
     rewards: list[FiniteFloat] = Field(description="The scores.")
     scores: list[FiniteFloat] = Field(description="The same, which OpenRLHF filters by.")
     extra_logs: dict[str, list[FiniteFloat]] = Field(
-        description="For OpenRLHF's log: the components that all scores have, their details as "
-        "`details/NAME`, and as `cause/NAME` whether a score has a cause of the service (1 or 0)."
+        description="By name, for OpenRLHF's log: the components that all scores have, their "
+        "details as `details/NAME`, and for each cause of the service whether it is a score's "
+        "(1 or 0), as `cause/wrong_answer`."
     )
 
 
@@ -79,7 +83,8 @@ class GymResponse(ForeignRequest, extra="allow"):
     """What the policy answered, in the format of OpenAI's responses."""
 
     output: list[dict[str, JsonValue]] = Field(
-        description="Items: the assistant's messages; for the tools service, `function_call` too."
+        description="Items. The texts of the assistant's messages are the response; for the tools "
+        "service, with its items `function_call`."
     )
 
     @property
@@ -114,8 +119,12 @@ class GymVerifyResponse(BaseModel, extra="allow"):
     reward: FiniteFloat = Field(description="The score. 0 if the sample is masked.")
     reward_components: dict[str, FiniteFloat] = Field({}, description="Addends of the reward.")
     reward_details: dict[str, FiniteFloat | str] = Field({}, description="Other figures, by name.")
-    reward_cause: str | None = Field(None, description="See docs/reference/causes.md.")
-    mask_sample: bool = Field(False, description="No reward; so is `instance_config.mask_sample`.")
+    reward_cause: str | None = Field(
+        None, description="Why the reward is below its maximum; see docs/reference/causes.md."
+    )
+    mask_sample: bool = Field(
+        False, description="Whether there is no reward; so is `instance_config.mask_sample`."
+    )
     failure_kind: str | None = Field(None, description="NeMo Gym's name of the failure.")
     failure_reason: str | None = Field(None, description="Why there is no reward.")
 
@@ -148,7 +157,9 @@ class GymMetricsRequest(ForeignRequest):
 class GymMetrics(Response):
     """Metrics of an agent's rollouts. Masked samples do not count."""
 
-    agent_metrics: dict[str, FiniteFloat] = Field(description="`mean/reward`, and share `masked`.")
+    agent_metrics: dict[str, FiniteFloat] = Field(
+        description="`mean/reward`, and `masked`: the share of samples that are masked."
+    )
     key_metrics: dict[str, FiniteFloat] = Field(description="`mean/reward`.")
     group_level_metrics: list[dict[str, JsonValue]] = Field([], description="Always empty.")
 
@@ -173,5 +184,7 @@ class OpenEnvResult(Response):
     observation: dict[str, JsonValue] = Field(
         description="After a step `status`, `components`, `details` and `cause` of the score."
     )
-    reward: FiniteFloat | None = Field(None, description="Null at a reset or an abstention.")
+    reward: FiniteFloat | None = Field(
+        None, description="The score; null after a reset, and if the judge abstained."
+    )
     done: bool = Field(description="Whether the episode is over: after the first step.")

@@ -4,8 +4,9 @@ import ipaddress
 import re
 from urllib.parse import urlsplit
 
-#: A user and a password, of any characters: up to the last `@`. Only after a name with a dot and
-#: without a port, an `@` is part of a path: what looks like a port may begin a password.
+#: A user and a password: all up to the last `@`, as a password may have any character. Only after a
+#: host name with a dot and without a port, an `@` is part of a path: what looks like a port may be
+#: the beginning of a password.
 _USER = re.compile(r"//(?![\w-]+(?:\.[\w-]+)+[/?#]).*@")
 _QUERY = re.compile(r"[?#].*")
 

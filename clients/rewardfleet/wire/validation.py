@@ -16,7 +16,8 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 #: How many errors of one model are listed, and how many characters of a value are shown.
 _MAX_ERRORS = 5
 _MAX_SHOWN = 60
-#: How often data is validated, as a null may hide others; and with how many errors at most.
+#: How often data is validated, as without a null others may be found; and with how many errors at
+#: most, as a list of these takes time.
 _MOST_PASSES, _MOST_NULLS = 5, 10_000
 
 

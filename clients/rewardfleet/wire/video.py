@@ -96,7 +96,9 @@ class VideoRequest(Request, json_schema_extra={"oneOf": [*map(_only, JSON_INPUTS
         json_schema_extra=_BASE64,
     )
     video_url: VideoUrl | None = Field(
-        None, description="An https URL of a video file, on a host that `video_url_host` allows."
+        None,
+        description="An https URL of a video file, on a host that the service allows with "
+        "`video_url_host`.",
     )
     frames_base64: Images | None = Field(
         None, description="The frames in order, each a JPEG or PNG in base64, all of one size."
@@ -106,15 +108,22 @@ class VideoRequest(Request, json_schema_extra={"oneOf": [*map(_only, JSON_INPUTS
         None, description=f"The shape of raw frames, in a body of the type `{FRAMES_TYPE}`."
     )
     fps: FiniteFloat | None = Field(
-        None, gt=0, le=1000, description="Frames per second of `frames_base64` or `frames`."
+        None,
+        gt=0,
+        le=1000,
+        description="Frames per second of `frames_base64` or `frames`. Video files contain their "
+        "own rate.",
     )
     start_s: Annotated[FiniteFloat, Field(ge=0, le=MAX_SECONDS)] | None = Field(
         None,
         description="The part of a video file that is judged begins with the frame that is shown "
-        "at this time, in seconds. Only this part is decoded, from the keyframe before it on.",
+        "at this time, in seconds. Only this part is decoded, from the keyframe before it on. "
+        "Null: with the first frame.",
     )
     end_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_SECONDS)] | None = Field(
-        None, description="The part ends before the frame that is shown at this time, in seconds."
+        None,
+        description="The part ends before the frame that is shown at this time, in seconds. Null: "
+        "with the last frame.",
     )
     # A plain text, as below: forms have any other type as JSON.
     sha256: str | None = Field(
@@ -127,7 +136,9 @@ class VideoRequest(Request, json_schema_extra={"oneOf": [*map(_only, JSON_INPUTS
     max_pixels: MaxPixels = Field(
         200_704, description="Larger frames are scaled down to these pixels (height times width)."
     )
-    backend: str | None = Field(None, max_length=200, description="The judge; null: the default.")
+    backend: str | None = Field(
+        None, max_length=200, description="Name of the judge; null for the service's default."
+    )
     backend_kwargs: dict[str, FiniteJson] = Field(
         default_factory=dict, description="Options of the judge, e.g. `score_mode`."
     )
@@ -165,7 +176,9 @@ class VideoRequest(Request, json_schema_extra={"oneOf": [*map(_only, JSON_INPUTS
 class Curve(Response):
     """Scores of prefixes of a clip, from short to complete."""
 
-    frames: list[NonNegativeInt] = Field(description="The index of the last frame of each prefix.")
+    frames: list[NonNegativeInt] = Field(
+        description="The source's index of the last frame of each prefix."
+    )
     values: list[Annotated[FiniteFloat, Field(ge=0, le=1)] | None] = Field(
         description="The score of each prefix, in [0, 1]; null if the judge abstained."
     )
@@ -187,10 +200,15 @@ class VideoScore(Score):
     cause: VideoCause | ErrorKind | str | None = cause_field()
     model_output: str = Field("", description="The judge's text output.")
     suspicions: list[str] = Field(default_factory=list, description="Faults of the recording.")
-    curve: Curve | None = Field(None, description="Of K prefixes: `backend_kwargs: {curve: K}`.")
+    curve: Curve | None = Field(
+        None,
+        description="Values after prefixes: K with `backend_kwargs: {curve: K}`; some judges "
+        "always report them.",
+    )
     references: list[NearestReference] = Field(
         default_factory=list,
-        description="Of the judge `reference`: the nearest frames with the task done, and without.",
+        description="Of the judge `reference`: the nearest frame in which the task is done, then "
+        "the nearest other one.",
     )
 
 

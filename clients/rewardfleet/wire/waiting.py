@@ -15,7 +15,8 @@ from .errors import DeadlineExceeded, RewardFleetError
 class Waits:
     """How long requests of a route may wait: less than its clients do."""
 
-    #: Seconds in line, from the headers on. None: all of `deadline_s` but `RESERVED_SECONDS`.
+    #: Seconds in line, from the headers of the request. None: all of `deadline_s` but
+    #: `RESERVED_SECONDS`, as no client of the route has a timeout that is shorter.
     in_line_s: float | None = None
     answer_s: float | None = None  #: Seconds until it is answered. None: `deadline_s`.
     #: What a failure that may pass becomes: the client repeats no other. None: itself.
@@ -57,8 +58,9 @@ def waits_at(path: str) -> Waits | None:
 def backoff_with_jitter(nth: int, first_s: float, max_s: float) -> float:
     """Return the seconds to wait before retry `nth` (1, 2, …), at random ("full jitter").
 
-    They are at most `first_s`, doubled each time, up to `max_s`. Source: Marc Brooker, Exponential
-    Backoff And Jitter, AWS Architecture Blog (2015).
+    They are at most `first_s`, doubled each time, up to `max_s`. Requests that failed together are
+    then not retried together. Source: Marc Brooker, Exponential Backoff And Jitter, AWS
+    Architecture Blog (2015).
     """
     longest = min(max_s, first_s * 2.0 ** min(nth - 1, 10))
     return random.uniform(0, longest)  # noqa: S311 - spreads load, guards no secret

@@ -26,7 +26,9 @@ def diagnoses() -> Iterator[Diagnosis]:
         try:
             bind(settings.host, settings.port).close()
         except ValueError as error:
-            fix = f"rewardfleet serve {name} --port 0; `rewardfleet status URL` says what is there"
+            fix = (
+                f"rewardfleet serve {name} --port 0; `rewardfleet status URL` says what runs there"
+            )
             yield Diagnosis("note", f"{name}: {error}", fix)
         else:
             yield Diagnosis("ok", f"{name}: {settings.host}:{settings.port} is free")

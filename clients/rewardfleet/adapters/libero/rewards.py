@@ -93,7 +93,10 @@ class LiberoRewards:
     """Records the frames of a vector of environments, and scores episodes when they end.
 
     `docs/trainers/libero.md` has examples: `record` each step, `finish` where episodes end, `reset`
-    where environments are reset, and `collect` what has arrived. The methods are for one thread.
+    where environments are reset, and `collect` what has arrived.
+
+    At most `4 x nframes + 1` frames per environment are in memory, whatever the length of an
+    episode. The methods are for one thread. Scores arrive in another, while the simulator works.
 
     Args:
         config: See `RewardModelConfig.of`.

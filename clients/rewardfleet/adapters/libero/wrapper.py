@@ -25,8 +25,8 @@ class LiberoRewardWrapper(VectorWrapper[Any, Any, Any, Any, Any]):
 
     The simulator's rewards are dropped. A step has the reward 0.0, or, if it ends an episode, NaN
     until `collect` returns the reward, as `step` does not wait. With `blocking`, `step` waits and
-    returns it. `info` gets `reward_episode`, `reward_pending` and `reward_valid`, each [N];
-    `docs/trainers/libero.md` describes them.
+    returns it. All autoreset modes of Gymnasium are supported. `info` gets `reward_episode`,
+    `reward_pending` and `reward_valid`, each [N]; `docs/trainers/libero.md` describes them.
 
     Args:
         env: The environments. Their `metadata` names the autoreset mode, as Gymnasium requires.

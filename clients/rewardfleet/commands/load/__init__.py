@@ -45,7 +45,12 @@ _LATE_SECONDS = 0.005
 )
 @number("--timeout-s", "SECONDS", "Seconds after which a request is given up.", 60.0)
 @number("--max-p99-s", "SECONDS", "Exit with 1 if the p99 of a service is above SECONDS.")
-@number("--max-errors", "SHARE", "Exit with 1 if a service fails more than SHARE.", of=SHARE)
+@number(
+    "--max-errors",
+    "SHARE",
+    "Exit with 1 if a larger share of the requests to a service fails, e.g. 0.01.",
+    of=SHARE,
+)
 @AS_JSON
 @grouped(plan=LoadPlan)
 def command(urls: list[str], plan: LoadPlan, requests: Path | None, as_json: bool) -> int:

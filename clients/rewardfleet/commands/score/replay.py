@@ -66,14 +66,20 @@ def _share(_: click.Context, parameter: click.Parameter, value: str | None) -> f
 )
 @LOGS
 @output_option(
-    "Folder for new scores and changes.jsonl; the same command goes on with it.", required=True
+    "Folder for new scores and changes.jsonl; the same command goes on with what is there.",
+    required=True,
 )
 @click.option("--url", multiple=True, metavar="URL", help="Base URL of a fleet or a service.")
 @START
 @click.option("--judge", metavar="JUDGE", help="Judge of the video service.")
 @set_option("A new value of a field of all requests, e.g. `tests.checker=exact`. Can be repeated.")
 @number("--threshold", "SCORE", "Least score whose reward is 1, else it is 0.", of=float)
-@number("--threshold-before", "SCORE", "That of the rewards before.  [default: the same]", of=float)
+@number(
+    "--threshold-before",
+    "SCORE",
+    "The threshold of the rewards before.  [default: that of --threshold]",
+    of=float,
+)
 @click.option(
     "--fail-if-changed",
     callback=_share,
