@@ -16,8 +16,6 @@ _TOP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Cgroup:
-    """A cgroup."""
-
     folder: Path
 
     @property

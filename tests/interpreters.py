@@ -35,7 +35,6 @@ SLICE += ["tests/server/code/test_verdicts.py"]
 
 
 def main() -> int:
-    """Test every interpreter; return 1 if one failed."""
     paths = SLICE if sys.argv[1:] == ["--slice"] else []
     tested = json.loads(_ask(sys.executable))[0]  # `make test` has tested this one
     failed = []

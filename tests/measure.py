@@ -56,7 +56,6 @@ class CpuStopwatch:
 
 
 def _work() -> float:
-    """Return the CPU seconds of 200,000 additions."""
     started = time.thread_time()
     total = 0
     for number in range(200_000):

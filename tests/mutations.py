@@ -168,13 +168,8 @@ def changes(module: ast.Module, lines: list[str]) -> Iterator[tuple[str, ast.AST
             case ast.Constant(value=bool(value)):
                 yield "constant", node, node.col_offset, node.end_col_offset, str(not value)
             case ast.Constant(value=int(value) | float(value)):
-                yield (
-                    "constant",
-                    node,
-                    node.col_offset,
-                    node.end_col_offset,
-                    "1" if not value else "0",
-                )
+                new = "0" if value else "1"
+                yield "constant", node, node.col_offset, node.end_col_offset, new
             case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
                 if test.lineno == test.end_lineno == node.lineno:
                     source = lines[node.lineno - 1].encode()[test.col_offset : test.end_col_offset]
@@ -226,7 +221,6 @@ def make_copy(folder: Path, tests_from: Path | None) -> Path:
 
 
 def try_mutation(mutation: Mutation, python: Path) -> str | None:
-    """Return the first test that fails with a mutation, or None."""
     copy = python.parent.parent.parent / "copy"
     path = copy / mutation.file
     original = path.read_text()
@@ -272,7 +266,6 @@ def parts(mutation: Mutation, copy: Path) -> Iterator[list[str]]:
 
 
 def run_tests(arguments: list[str], python: Path, copy: Path) -> str | None:
-    """Return the first test that fails, or None."""
     command = [str(python), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
     process = subprocess.Popen(
         command,

@@ -92,7 +92,6 @@ def _json(row: Row) -> str:
 
 
 def _functional(row: Row) -> str:
-    """Return a row of LeetCodeDataset as code-r1 prepares it for verl."""
     script = f"{row['prompt']}\n{row['test']}\n\ncheck({row['entry_point']})"
     return json.dumps({"functional": script})
 
@@ -116,7 +115,6 @@ class Line:
     failures: list[str] = field(default_factory=list)
 
     def cells(self) -> list[str]:
-        """Return the cells of the line."""
         verdicts = self.counts["verdicts"]
         jail = f"{100 * self.counts['jail'] / verdicts:.1f} %" if verdicts else "-"
         kinds = ("CPython", "reference", "completion", "x", "equal")
@@ -138,7 +136,6 @@ class Rows:
         self._client = client
 
     def line(self, name: str, rows: list[Row], trainer: str = "") -> Line:
-        """Score all rows of a data set."""
         line = Line(name)
         with ThreadPoolExecutor(CALLERS) as pool:
             for index, result in enumerate(pool.map(lambda row: self._row(row, trainer), rows)):
@@ -308,7 +305,6 @@ def _service(packages: str) -> Iterator[httpx.Client]:
 
 
 def _write(lines: list[Line]) -> None:
-    """Replace the lines of the table in the documentation."""
     page = PAGE.read_text()
     for line in lines:
         text = f"| {' | '.join(line.cells())} |"

@@ -102,7 +102,6 @@ def build(folder: Path) -> tuple[Path, Path, Path]:
 
 
 def hatchling(project: Path, kind: str) -> Path:
-    """Build one distribution of a project into `dist/`; return it."""
     before = set(DIST.glob("*"))
     run([sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(DIST)], cwd=project)
     (built,) = set(DIST.glob("*")) - before
@@ -190,7 +189,6 @@ def test_client(folder: Path, interpreter: str, version: str, file: Path, url: s
 
 
 def make_environment(interpreter: str, place: Path) -> Path:
-    """Make an environment with nothing but pip; return its Python."""
     run([interpreter, "-m", "venv", str(place)])
     return place / "bin" / "python"
 
@@ -221,7 +219,6 @@ def packages_of_server(python: Path) -> set[str]:
 
 
 def test_router(folder: Path, interpreter: str, wheels: list[Path]) -> None:
-    """Install the router next to the client, and read its help."""
     started = time.monotonic()
     python = make_environment(interpreter, folder / "router")
     install_by_uv(python, list(map(str, wheels)))
@@ -233,7 +230,6 @@ def test_router(folder: Path, interpreter: str, wheels: list[Path]) -> None:
 
 @contextmanager
 def running_fleet(python: Path, folder: Path) -> Iterator[str]:
-    """Run `rewardfleet up` of an environment; yield its URL."""
     config = "".join(f"[{name}]\nport = 0\n" for name in ("video", "code", "episode", "tools"))
     program = [str(python.with_name("rewardfleet"))]
     with fleet_up(folder, config, program=program, cwd=folder, env=environment()) as fleet:
@@ -273,7 +269,6 @@ def environment() -> dict[str, str]:
 
 
 def report(what: str, version: str, file: Path, installed_s: float, started: float) -> None:
-    """Print what has passed, and its seconds."""
     used = time.monotonic() - started - installed_s
     words = f"{what} {version} ({file.name})"
     print(f"{words:62} installed in {installed_s:3.0f} s, used in {used:3.0f} s", flush=True)

@@ -4,8 +4,6 @@ import numpy as np
 
 
 class Tensor:
-    """Stands in for torch's tensor: what the client and the adapters use of it."""
-
     def __init__(self, values: np.ndarray) -> None:
         self.values, self.shape, self.dtype = values, values.shape, f"torch.{values.dtype}"
 

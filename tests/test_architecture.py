@@ -99,7 +99,6 @@ def test_all_rules_hold():
 
 
 def violations(paths: Iterable[Path], is_allowed: Callable[[Path, str], bool]) -> list[str]:
-    """Return the imports of files that a rule does not allow."""
     return [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in paths

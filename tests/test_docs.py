@@ -235,7 +235,6 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 
 
 def drawn(title: str) -> str:
-    """The picture in a section of the page on architecture."""
     section = ARCHITECTURE.partition(f"\n## {title}\n")[2]
     return section.partition("```text\n")[2].partition("```")[0]
 

@@ -120,7 +120,6 @@ def accuracy() -> Iterator[Ratio]:
 
 
 def fields_of(pair: Pair) -> dict[str, Any]:
-    """Return the request of a pair."""
     return {name: value for name, value in pair.items() if name not in LABELS}
 
 
@@ -192,7 +191,6 @@ def print_table(
     verdicts: dict[str, list[bool]],
     is_in: Callable[[Pair], bool],
 ) -> None:
-    """Print false negatives and false positives, in a table of Markdown."""
     count = Counter(group for group, pair in zip(groups, labeled, strict=True) if is_in(pair))
     names = sorted(count)
     heads = [f"{name} ({count[name]})" for name in names]
@@ -226,7 +224,6 @@ print(verify(parse(sys.argv[2]), parse(sys.argv[1])))
 
 
 def speed() -> Iterator[Ratio]:
-    """Compare formulas with both checkers over HTTP, and by math-verify alone in two ways."""
     chosen = formulas()
     slices = [chosen[number::SLICES] for number in range(SLICES)]
     print(f"{len(chosen)} formulas in {SLICES} slices; {usable_cores()} cores")
@@ -439,20 +436,15 @@ def response(drawn: random.Random) -> str:
         for _ in range(drawn.randint(1, 3)):
             place = drawn.randrange(len(text) + 1)
             kept = place + drawn.randint(0, 2)
-            text = (
-                text[:place]
-                + drawn.choice(["", *"{}()[]\\^_&$,=|!", "\\frac", "\\left"])
-                + text[kept:]
-            )
+            added = drawn.choice(["", *"{}()[]\\^_&$,=|!", "\\frac", "\\left"])
+            text = f"{text[:place]}{added}{text[kept:]}"
     return drawn.choice(["\\boxed{@}", "So $@$.", "Answer: @", "@", "\\[ @ \\]"]).replace("@", text)
 
 
 def formula(drawn: random.Random, depth: int) -> str:
-    """Return a random formula."""
     if not depth or drawn.random() < 0.15:
-        return drawn.choice(
-            ["x", "y", "n", "\\pi", "e", "i", f"{drawn.randint(0, 99)}", "0.5", "\\infty"]
-        )
+        number = f"{drawn.randint(0, 99)}"
+        return drawn.choice(["x", "y", "n", "\\pi", "e", "i", number, "0.5", "\\infty"])
     a, b = formula(drawn, depth - 1), formula(drawn, depth - 1)
     return drawn.choice(SHAPES).replace("A", a).replace("B", b)
 
@@ -467,12 +459,5 @@ SHAPES = (
 
 
 if __name__ == "__main__":
-    run(
-        {
-            "accuracy": accuracy,
-            "speed": speed,
-            "numbers": numbers,
-            "beside hard": beside_hard,
-            "generated": generated,
-        }
-    )
+    parts = {"accuracy": accuracy, "speed": speed, "numbers": numbers}
+    run({**parts, "beside hard": beside_hard, "generated": generated})

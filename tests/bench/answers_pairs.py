@@ -37,7 +37,6 @@ FUNCTIONS = "sqrt", "exp", "cos", "sin"
 
 
 def pairs() -> list[Pair]:
-    """Return all pairs."""
     return [*written(), *generated()]
 
 
@@ -54,7 +53,6 @@ def is_held_out(pair: Pair) -> bool:
 
 
 def generated() -> list[Pair]:
-    """Return the generated pairs, the same ones each time."""
     found: dict[str, Pair] = {}
     turns = {formats: itertools.cycle(formats) for formats in (LATEX, PLAIN, WORDS)}
     families = tomllib.loads((FOLDER / "generated.toml").read_text())

@@ -70,7 +70,6 @@ class Calls:
         return self.right + self.wrong + self.failures.total()
 
     async def make(self, score: Score) -> None:
-        """Make all calls concurrently."""
         await asyncio.gather(*(self._call(score, number) for number in range(CALLS)))
 
     async def _call(self, score: Score, number: int) -> None:

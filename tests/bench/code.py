@@ -171,8 +171,6 @@ def bare_rate() -> float:
 
 
 class Trivial(NamedTuple):
-    """Medians of trivial programs, one after another."""
-
     ms: float
     fork_ms: float
 

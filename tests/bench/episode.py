@@ -44,7 +44,6 @@ OPTIONS = EpisodeOptions(normalize="group_std")
 
 
 def bodies() -> list[bytes]:
-    """Return batches of 100,000 different episodes with scalar fields."""
     rng = np.random.default_rng(0)
     steps, temperature = rng.integers(1, 500, EPISODES), rng.uniform(0.6, 0.9, EPISODES)
     success = rng.random(EPISODES) < 0.5
@@ -108,7 +107,6 @@ def parse(body: bytes) -> list[Item]:
 
 
 def arithmetic_seconds(batches: list[bytes]) -> float:
-    """Return the CPU time of the rewards and statistics of parsed batches."""
     parsed = [parse(body) for body in batches]
 
     def work() -> None:

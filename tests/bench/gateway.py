@@ -61,7 +61,6 @@ def ray() -> list[Ratio]:
 
 @contextmanager
 def service_and_gateway() -> Iterator[Ways]:
-    """Run the tools service and a gateway; yield both ways."""
     with serving("tools") as service, in_process(gateway_to, service.url) as gateway:
         yield {
             "direct": (service.port, request("/score")),

@@ -127,7 +127,6 @@ WORKS = {
 
 
 def replica(name: str, folder: Path) -> AbstractContextManager[Server]:
-    """Run a service in the folder of its fleet."""
     if name == "video":
         (folder / "clip.mp4").write_bytes(encode("mp4", frames=8, width=64, height=64))
         return serving(name, FakeJudge(), video_root=[folder])
@@ -144,7 +143,6 @@ class Fleet(NamedTuple):
 
 @contextlib.contextmanager
 def behind_gateway(name: str, replicas: Fleet) -> Iterator[Fleet]:
-    """Run `rewardfleet gateway` in front of replicas."""
     flags = [f"--service={name}=http://127.0.0.1:{each}" for each in replicas.ports]
     command = ["-m", "rewardfleet_server", "gateway", *flags, "--port"]
     with program_serving("/readyz", *command) as gateway:
@@ -167,7 +165,6 @@ class Load:
 
     @property
     def cpu_us(self) -> float:
-        """CPU microseconds of a score."""
         return self._cpu_s / self._scores * 1e6
 
     async def open(self) -> None:
@@ -177,7 +174,6 @@ class Load:
         await self._send_for(0)
 
     async def measure(self) -> None:
-        """Score for some time."""
         started = sum(map(cpu_seconds, self._fleet.pids))
         self._scores += await self._send_for(SECONDS)
         self._cpu_s += sum(map(cpu_seconds, self._fleet.pids)) - started

@@ -109,7 +109,6 @@ def cpu_seconds(pid: int, *, with_descendants: bool = True) -> float:
 
 
 def resident_mib(pid: int, *, with_descendants: bool = True) -> float:
-    """Return the memory of a process and its descendants."""
     pages = 0
     for each in (pid, *(descendants(pid) if with_descendants else ())):
         with suppress(OSError):  # it has ended
@@ -181,7 +180,6 @@ def empty_endpoint(request_type: type[BaseModel], has_raw_frames: bool) -> uvico
 def in_process(
     create_server: Callable[..., uvicorn.Server], *arguments: object
 ) -> Iterator[Server]:
-    """Create and run a server in another process."""
     with spawned(_run_server, create_server, *arguments) as (pipe, pid):
         assert pipe.poll(60), "the server did not start"
         yield Server(pipe.recv(), pid)
@@ -238,7 +236,6 @@ def program_serving(path: str, *words: str | Path, build: Path | None = None) ->
 
 
 def environment_of(build: Path | None) -> dict[str, str]:
-    """Return variables with which Python imports the client and the services of a checkout."""
     own = {"PYTHONPATH": f"{build}/clients:{build}/services"} if build else {}
     return {**os.environ, **own}
 
@@ -283,8 +280,6 @@ def post(path: str, body: object) -> bytes:
 
 
 class Answer(NamedTuple):
-    """The body of a response, and the seconds until it had arrived."""
-
     body: bytes
     seconds: float
 

@@ -75,7 +75,6 @@ def rows(count: int, group_size: int = 8) -> list[Row]:
 
 
 def stdio(revision: str, *cases: tuple[str, str]) -> Item:
-    """Return a program, and its tests as standard input and output."""
     tests = [{"stdin": stdin, "stdout": stdout} for stdin, stdout in cases]
     return {"revision": revision, "tests": {"kind": "stdio", "cases": tests}}
 
@@ -103,7 +102,6 @@ print(solve_{number}(values))
 
 
 def printing(number: int, first_line: str = "") -> Item:
-    """Return a program that prints a number."""
     return stdio(f"{first_line}\nprint({number})", ("", f"{number}\n"))
 
 
@@ -111,7 +109,6 @@ def printing(number: int, first_line: str = "") -> Item:
 
 
 def frames() -> np.ndarray:
-    """Return 16 frames of 256 x 256 of the clip, RGB."""
     clip = decode_video(str(CLIP), DecodeSpec(NFRAMES, 200_704))
     return np.stack(clip.frames)
 

@@ -39,7 +39,6 @@ def frames_of(path: Path) -> Frames:
 
 
 def faults_of(frames: Frames) -> Sequence[Fault]:
-    """Encode frames, and return the faults that are found in the file."""
     with tempfile.NamedTemporaryFile(suffix=".mp4") as file:
         with av.open(file.name, "w", format="mp4") as mp4:
             stream = mp4.add_stream("libx264", rate=20, options={"preset": "veryfast"})
@@ -116,13 +115,7 @@ def source(folder: Path) -> Iterator[Ratio]:
         for name, changed in natural(frames, rng):
             count(f"false alarms: {name}", is_found=bool(faults_of(changed)))
         far = np.abs(firsts - firsts[index]).mean(axis=(1, 2))
-        far[
-            [
-                i
-                for i, each in enumerate(all_frames)
-                if i == index or each.shape[1:] != frames.shape[1:]
-            ]
-        ] = np.inf
+        far[[each.shape[1:] != frames.shape[1:] for each in all_frames]] = far[index] = np.inf
         for name, at, changed in faulty(frames, all_frames[int(far.argmin())], rng):
             last, first = (small_picture(changed[each]).astype(int) for each in (at - 1, at))
             if np.abs(last - first).mean() >= 1:
@@ -133,8 +126,6 @@ def source(folder: Path) -> Iterator[Ratio]:
 
 
 def cost() -> Iterator[Ratio]:
-    """Compare the CPU time of decoding with that of decoding without the check."""
-
     def decode(recording: Recording | None) -> float:
         spec = DecodeSpec(16, 200_704, recording=recording)
         return seconds_of(lambda: decode_video(str(CLIP), spec), time.process_time) * 1000

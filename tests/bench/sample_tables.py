@@ -30,7 +30,6 @@ PROGRAM = "def f(x):\n" + "".join(f"    x = x + {n}\n" for n in range(60)) + "pr
 
 
 def scored(service: str) -> tuple[list[Any], list[Any]]:
-    """Return 64 requests and their scores."""
     values = np.random.default_rng(0).random(SAMPLES).tolist()
     if service == "code":
         requests = [code_request(f"{PROGRAM}#{n}", TESTS) for n in range(SAMPLES)]
@@ -42,7 +41,6 @@ def scored(service: str) -> tuple[list[Any], list[Any]]:
 
 
 def begin(tracker: str, folder: str) -> SampleTables:
-    """Begin a run of a tracker."""
     os.environ |= {"WANDB_DATA_DIR": folder}
     os.environ |= {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
     if tracker == "wandb":

@@ -32,7 +32,6 @@ def request() -> bytes:
 
 
 def measure(server: Server) -> tuple[float, float]:
-    """Return tests per second, and milliseconds of CPU time per test."""
     started = cpu_seconds(server.pid)
     requests = (request() for _ in itertools.takewhile(before(SECONDS), itertools.count()))
     answers, seconds = send(server.port, requests, callers=CALLERS)

@@ -42,8 +42,6 @@ FAST_ITEMS = 16_000
 
 
 class Cost(NamedTuple):
-    """What an item of a round took."""
-
     cpu_us: float
     p99_ms: float
 

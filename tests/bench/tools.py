@@ -52,8 +52,6 @@ def http() -> Iterator[Ratio]:
 
 
 def pure_us(items: list[Row], options: ToolsOptions) -> float:
-    """Return the CPU time of an answer."""
-
     def score_all() -> None:
         parse_ground_truth.cache_clear()
         for text, truth in items:

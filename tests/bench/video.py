@@ -170,12 +170,5 @@ def frames_request(images: list[bytes], task: str) -> bytes:
 
 
 if __name__ == "__main__":
-    run(
-        {
-            "decoding": decoding,
-            "frames": frames_cpu,
-            "raw frames": hashed,
-            "judge": waiting_judge,
-            "cached": cache_hits,
-        }
-    )
+    parts = {"decoding": decoding, "frames": frames_cpu, "raw frames": hashed}
+    run({**parts, "judge": waiting_judge, "cached": cache_hits})

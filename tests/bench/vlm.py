@@ -169,7 +169,6 @@ def over_http(server: Server, items: list[Item], callers: int) -> Result:
 
 
 def cpu_of(pid: int) -> tuple[float, float]:
-    """Return the CPU seconds of a process, and those of its descendants."""
     own = cpu_seconds(pid, with_descendants=False)
     return own, cpu_seconds(pid) - own
 

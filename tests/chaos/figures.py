@@ -52,11 +52,9 @@ class Figures:
         return self.made - self.right - len(self.wrong)
 
     def p99(self, phase: str) -> float:
-        """Return the 99th percentile of a phase in seconds."""
         return statistics.quantiles(self.seconds[phase], n=100)[98]
 
     def text(self) -> str:
-        """Return all figures as one line."""
         times = [
             f"{phase} p50 {statistics.median(each):.3f} p99 {self.p99(phase):.3f} "
             f"max {max(each):.3f} s"

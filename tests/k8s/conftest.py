@@ -7,7 +7,6 @@ from .manifests import COMPONENTS, K8S, OVERLAYS, Manifests, build, build_text
 
 @pytest.fixture(scope="session")
 def overlays() -> dict[str, Manifests]:
-    """The manifests of each overlay."""
     return {name: build(K8S / "overlays" / name) for name in OVERLAYS}
 
 

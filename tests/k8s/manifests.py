@@ -29,8 +29,6 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Manifests:
-    """What an overlay consists of."""
-
     items: list[Manifest]
 
     def of(self, *kinds: str) -> list[Manifest]:
@@ -51,7 +49,6 @@ class Manifests:
         return [each for each in self.workloads if selector.items() <= labels_of(each).items()]
 
     def services(self) -> list[Manifest]:
-        """Return the workloads that run one of the services."""
         return self.selected({"app.kubernetes.io/component": "service"})
 
     def environment(self, container: Manifest) -> dict[str, str]:
@@ -77,12 +74,10 @@ def names_of(manifests: list[Manifest]) -> set[str]:
 
 
 def labels_of(workload: Manifest) -> dict[str, str]:
-    """Return the labels of the pods of a workload."""
     return workload["spec"]["template"]["metadata"]["labels"]
 
 
 def pod_of(workload: Manifest) -> Manifest:
-    """Return the specification of the pods of a workload."""
     return workload["spec"]["template"]["spec"]
 
 
@@ -93,7 +88,6 @@ def container_of(workload: Manifest) -> Manifest:
 
 
 def ports_of(workload: Manifest) -> dict[str, int]:
-    """Return the ports of a workload by name."""
     return {each["name"]: each["containerPort"] for each in container_of(workload)["ports"]}
 
 

@@ -37,7 +37,6 @@ def test_kustomizations_are_valid(text: str, tmp_path: Path):
 
 
 def _builds(word: str, folder: Path) -> list[Manifests]:
-    """Build the kustomizations with a word."""
     folders = [(text, folder / str(n)) for n, text in enumerate(KUSTOMIZATIONS) if word in text]
     for _, each in folders:
         each.mkdir()

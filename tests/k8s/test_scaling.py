@@ -14,7 +14,6 @@ KINDS = ("HorizontalPodAutoscaler", "ScaledObject")
 
 
 def target_of(scaler: Manifest) -> tuple[str, str]:
-    """Return kind and name of what an autoscaler scales."""
     target = scaler["spec"]["scaleTargetRef"]
     return target.get("kind", "Deployment"), target["name"]
 

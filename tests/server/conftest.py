@@ -33,7 +33,6 @@ def apps_of_all(judge: FakeJudge | None = None, **settings: Any) -> dict[str, Re
 
 
 async def cached_value(cache: Cache, key: str) -> bytes | None:
-    """Return what a cache has under a key."""
     return (await cache.get_many([key])).get(key)
 
 

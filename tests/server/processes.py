@@ -19,7 +19,6 @@ T = TypeVar("T")
 
 @contextmanager
 def process(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a program until the block ends; its errors are a pipe."""
     started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=own_environment())
     try:
         yield started
