@@ -254,7 +254,7 @@ async def test_an_adapter_and_a_blocking_fleet_take_their_files_into_other_folde
     monkeypatch.chdir("/")
     again = pickle.loads(pickle.dumps(reward))
     assert await asyncio.to_thread(again, [ANSWER], ground_truth=[TRUTH]) == [1.0]
-    again._loop.close(again._function.keywords["scorer"].aclose())
+    again._scorer.loop.close(again._scorer.fleet.aclose())
     with blocking.RewardFleet(tools=front.url, verify=pem.ca) as fleet:  # found below the URL
         assert fleet.tools.score(ANSWER, TRUTH).score == 1.0
 

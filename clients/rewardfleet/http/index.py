@@ -147,8 +147,9 @@ async def find_service(service: str, urls: Sequence[str], api_key: str) -> list[
     return [at or url for at, url in zip(found, given, strict=True)]  # it may answer later
 
 
-async def get(http: httpx.AsyncClient, url: str, seconds: float = _TIMEOUT_SECONDS) -> Reply:
+async def get(http: httpx.AsyncClient, url: str, seconds: float | None = None) -> Reply:
     """Return what a URL answers in time."""
+    seconds = seconds or _TIMEOUT_SECONDS
     try:
         async with asyncio.timeout(seconds):
             at = httpx.URL(url)  # httpx logs it

@@ -10,7 +10,7 @@ import pytest
 import sandbox_fusion as sf
 
 from rewardfleet.wire.errors import Unavailable
-from rewardfleet_server.http import app as http_app
+from rewardfleet_server import admission
 from rewardfleet_server.testing import FakeSandbox, wait_until
 
 from ...conftest import table
@@ -317,7 +317,7 @@ def test_the_time_for_which_a_gateway_has_held_a_request_counts():
 
 @BOTH
 def test_at_capacity_requests_wait_in_line(path: str, body: dict, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(http_app, "_MAX_WAITING", 3)
+    monkeypatch.setattr(admission, "MAX_WAITING", 3)
     sandbox = HeldSandbox()
     limits = {"max_in_flight": 1, "max_queue_depth": 1}
     with served_code(sandbox=sandbox, **limits) as service, ThreadPoolExecutor(5) as callers:

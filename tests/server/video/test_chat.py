@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rewardfleet_server.http import app as http_app
+from rewardfleet_server import admission
 from rewardfleet_server.testing import FakeJudge, serving
 from rewardfleet_server.video.app import create_app
 from rewardfleet_server.video.chat_api import TREND_DEAD_ZONE, task_of
@@ -351,7 +351,7 @@ def test_failures_have_the_usual_statuses_and_headers_in_openais_format(
 def test_a_service_at_capacity_says_when_to_try_again(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(http_app, "_MAX_WAITING", 1)
+    monkeypatch.setattr(admission, "MAX_WAITING", 1)
     limits = {"max_in_flight": 1, "max_queue_depth": 1}
     client = serve(FakeJudge(wait_s=1, deterministic=False), **limits)
     with ThreadPoolExecutor(6) as pool:
