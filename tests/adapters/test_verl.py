@@ -41,10 +41,11 @@ async def close_all(scorers: dict[str, RowReward]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _own_scorers():
+async def _own_scorers():
     verl._scorers.clear()
     yield
-    verl._loop.close(close_all(verl._scorers))
+    await close_all(verl._scorers)  # what was opened in this event loop; then what in the other
+    await asyncio.to_thread(verl._loop.close, close_all(verl._scorers))
 
 
 both = pytest.mark.parametrize("score", [sync, compute_score_async])

@@ -12,14 +12,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self, TypeVar
 
-from ..running import own_environment
-
 T = TypeVar("T")
 
 
 @contextmanager
 def process(*command: str) -> Iterator[subprocess.Popen[str]]:
-    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=own_environment())
+    # Programs outside of the package of tests import this module, too.
+    own = {name: each for name, each in os.environ.items() if not name.startswith("REWARDFLEET_")}
+    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=own)
     try:
         yield started
     finally:
