@@ -44,7 +44,6 @@ def running(
 
 
 def answers(page: str) -> bool:
-    """Return whether a page answers with 200."""
     with suppress(httpx.TransportError):  # it does not listen yet, or is busy
         return httpx.get(page, trust_env=False, verify=False, timeout=10).status_code == 200
     return False

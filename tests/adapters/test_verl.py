@@ -44,7 +44,7 @@ async def close_all(scorers: dict[str, RowReward]) -> None:
 async def _own_scorers():
     verl._scorers.clear()
     yield
-    await close_all(verl._scorers)  # what was opened in this event loop; then what in the other
+    await close_all(verl._scorers)  # in this event loop
     await asyncio.to_thread(verl._loop.close, close_all(verl._scorers))
 
 

@@ -294,7 +294,7 @@ def test_the_decoding_process_is_replaced_and_ends_with_its_service():
 
 
 def _is_running(pid: int) -> bool:
-    """Return whether a process, or a thread of it, has not ended yet."""
+    # A thread of it may end later.
     with contextlib.suppress(FileNotFoundError):
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state != "Z" or len(os.listdir(f"/proc/{pid}/task")) > 1
