@@ -78,7 +78,7 @@ def test_the_judge_openai_works_with_vllm(tmp_path: Path, endpoint: str, media: 
     ) as service:
         answer = service.score(nframes=8).json()
     assert answer["backend"] == "openai", answer
-    output = {"structured": '{ ?"score"', "text": "token limit", "probability": "labels have|cut"}
+    output = {"structured": r'{\s*"score"', "text": "token limit", "probability": "labels have|cut"}
     assert re.search(output[readout], answer["model_output"])
     assert (answer["status"] == "abstained") or readout == "structured"
     assert answer["provenance"]["shown"] == "proved"
