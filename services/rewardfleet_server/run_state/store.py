@@ -85,7 +85,7 @@ class Transaction:
     def __init__(self, look_up: Callable[[Sequence[Entry]], Sequence[Found]], now: float) -> None:
         self._look_up = look_up
         self.now = now
-        self._found: dict[Entry, Found] = {}
+        self.found: dict[Entry, Found] = {}  #: what was looked up
         #: Keys of which all fields are deleted before others are written.
         self.dropped: set[str] = set()
         #: The new values of fields, by key; None deletes a field.
@@ -106,7 +106,7 @@ class Transaction:
 
     def expect(self, *entries: Entry) -> None:
         """Read entries together, as each may take a round trip otherwise."""
-        self._found.update(zip(entries, self._look_up(entries), strict=True))
+        self.found.update(zip(entries, self._look_up(entries), strict=True))
 
     def get(self, key: str, field: str) -> bytes | None:
         """Return the value of a field, or None."""
@@ -130,9 +130,9 @@ class Transaction:
         self.dropped.add(key)
 
     def _get(self, entry: Entry) -> Found:
-        if entry not in self._found:
-            (self._found[entry],) = self._look_up([entry])
-        return self._found[entry]
+        if entry not in self.found:
+            (self.found[entry],) = self._look_up([entry])
+        return self.found[entry]
 
 
 #: Reads and writes. It is called again if another process changed what it read in the meantime: it
@@ -151,7 +151,8 @@ class Store(Protocol):
         """Read and write as if nothing else changed the run at the same time, in a thread.
 
         Args:
-            expected: What `work` is going to read. Other entries take a round trip each.
+            expected: What `work` is going to read. Other entries take a round trip each. The first
+                one is what matters most: what a process last saw of it is tried first.
             work: A function without side effects. Nothing is written if it raises.
 
         Raises:
