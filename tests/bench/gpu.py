@@ -57,8 +57,8 @@ def main() -> int:
         if has_gpu:
             _load_full_size(folder, "Qwen2.5-VL-7B")
         for readout, max_tokens in (("probability", 1), ("text", 64)):
-            own = [batch, f"readout={readout}", "frame_pixels=200704"]
-            found = _find("transformers", folder, own, max_tokens=max_tokens)
+            own = [f"readout={readout}", f"max_tokens={max_tokens}", "frame_pixels=200704"]
+            found = _find("transformers", folder, [batch, *own])
             asyncio.run(_measure(readout, found, clips))
     with tempfile.TemporaryDirectory() as name:
         folder = make_checkpoint(Path(name), "qwen3_vl")
@@ -77,8 +77,8 @@ def main() -> int:
     return 0
 
 
-def _find(name: str, folder: Path, own: list[str], **more: Any) -> DeferredJudge:
-    found = find_judge(name, VideoSettings(backend=[name], model_path=str(folder), set=own, **more))
+def _find(name: str, folder: Path, own: list[str]) -> DeferredJudge:
+    found = find_judge(name, VideoSettings(backend=[name], model_path=str(folder), set=own))
     assert isinstance(found, DeferredJudge)
     return found
 
@@ -124,13 +124,15 @@ async def _measure(name: str, found: DeferredJudge, clips: list[Clip]) -> None:
         await asyncio.gather(*(judge.judge("warm up", clip, {}) for clip in clips[:4]))
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        passes, started = engine.passes, time.perf_counter()
+        passes: list[int] = []
+        engine._model.register_forward_pre_hook(lambda *_: passes.append(1))
+        started = time.perf_counter()
         await asyncio.gather(*(judge.judge(f"{n}", clip, {}) for n, clip in enumerate(clips)))
         seconds = time.perf_counter() - started
     memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
     print(
         f"{name:12} {len(clips) / seconds:7.2f} clips/s   "
-        f"{engine.passes - passes} forward passes   {memory:.1f} GiB peak"
+        f"{len(passes)} forward passes   {memory:.1f} GiB peak"
     )
 
 

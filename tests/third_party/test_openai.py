@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rewardfleet_server.http import app as http_app
+from rewardfleet_server import admission
 from rewardfleet_server.testing import FakeJudge
 from rewardfleet_server.video.clip.frames import DecodeSpec, decode_video
 
@@ -76,7 +76,7 @@ def test_clips_get_their_scores_and_what_has_none_is_no_number():
 def test_what_is_refused_at_capacity_is_scored_when_the_client_repeats_it(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(http_app, "_MAX_WAITING", 1)
+    monkeypatch.setattr(admission, "MAX_WAITING", 1)
     limits = {"max_in_flight": 1, "max_queue_depth": 1}
     clips = [[RIGHT, count] for count in range(1, 7)]
     with served(FakeJudge(0.25, wait_s=0.5, deterministic=False), **limits) as client:
